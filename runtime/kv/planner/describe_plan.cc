@@ -3,9 +3,8 @@
 #include <fmt/format.h>
 
 #include "platform/base/units.h"
-#include "runtime/kv/planner/kv_plan_kept.h"
+#include "runtime/kv/planner/kv_family.h"
 #include "runtime/kv/planner/kv_plan_reading.h"
-#include "runtime/kv/planner/kv_plan_statics.h"
 
 namespace kvrun {
 
@@ -18,12 +17,14 @@ std::string DescribePlan(const KvPlan& plan) {
                   FormatBytes(plan.decode_bytes()), part, FormatBytes(plan.prefill_bytes()), budget,
                   KvTypeName(plan.record.k_type), KvTypeName(plan.record.v_type));
   if (plan.rotates) text += ", rotated";
-  if (plan.method.evicts()) return text + DescribeKept(plan);
-  if (!plan.method.is_on_flash()) return text;
+  return text + FamilyOf(plan.method).Describe(plan);
+}
+
+std::string DescribeOnFlash(const KvPlan& plan, const std::string& extents) {
   const auto entries = [&plan](uint32_t n_some) { return plan.EntriesOfSlots(n_some); };
-  text += plan.n_chosen == plan.n_choosable()
-              ? fmt::format("; all {} entries", plan.n_ctx)
-              : fmt::format("; {} of {} entries", entries(plan.n_chosen), plan.n_ctx);
+  std::string text = plan.n_chosen == plan.n_choosable()
+                         ? fmt::format("; all {} entries", plan.n_ctx)
+                         : fmt::format("; {} of {} entries", entries(plan.n_chosen), plan.n_ctx);
   if (!plan.layer_extra.empty()) {
     text += fmt::format(" on average, {} to {} by layer", entries(plan.least_chosen()),
                         entries(plan.most_chosen()));
@@ -37,18 +38,8 @@ std::string DescribePlan(const KvPlan& plan) {
     text += " (as many as are worth the time that attention takes)";
   if (plan.limits_reads() && !plan.reading)
     text += fmt::format(" (a layer reads {:.3g} groups a token)", plan.reads_per_layer);
-  if (plan.method.has_clusters()) {
-    text += fmt::format(
-        " in clusters of {} on average, {} at most ({} sinks, up to {} pending), and a window of {}",
-        plan.clusters.mean_entries, plan.clusters.max_entries, plan.clusters.n_sinks,
-        plan.clusters.max_pending, plan.window_entries);
-  } else {
-    text += fmt::format(" in groups of {} ({} pinned)", plan.record.group_tokens, entries(plan.n_pinned));
-    if (plan.has_statics()) text += DescribeStatics(plan);
-    if (plan.n_sampled > 0) text += fmt::format(", {} more drawn at random", entries(plan.n_sampled));
-    text += fmt::format(" and a window of {}", plan.window_entries);
-  }
-  if (plan.method.selects()) {
+  text += extents + fmt::format(" and a window of {}", plan.window_entries);
+  if (!plan.policy.empty()) {
     const std::string cached =
         plan.n_cache_slots == plan.n_choosable() ? "all" : fmt::format("{}", entries(plan.n_cache_slots));
     text += fmt::format(", {} in the cache ({})", cached, plan.policy);
@@ -56,15 +47,18 @@ std::string DescribePlan(const KvPlan& plan) {
       text += fmt::format(", a pool of {} x {} for the rest", plan.pool_parts(), entries(plan.n_pool_slots));
     }
   }
-  if (plan.method.has_index()) {
-    text += fmt::format("; index {} x {}", plan.index.rank, KvTypeName(plan.index.type));
-    if (plan.clusters.rows_on_flash) text += " on flash";
-    if (plan.method.has_adapters()) text += fmt::format(", {}", AdapterKindName(plan.adapter_kind));
-    text += fmt::format(", heads {}", HeadReductionName(plan.heads));
-    if (plan.mass_share > 0.0F) text += fmt::format(", to a mass of {}", plan.mass_share);
-  }
-  return text + fmt::format("; prefill in tiles of {}{}", plan.prefill_tile_tokens,
-                            plan.spills_hidden ? ", hidden states on flash" : "");
+  return text;
+}
+
+std::string DescribeScores(const KvPlan& plan) {
+  std::string text = fmt::format(", heads {}", HeadReductionName(plan.heads));
+  if (plan.mass_share > 0.0F) text += fmt::format(", to a mass of {}", plan.mass_share);
+  return text;
+}
+
+std::string DescribePrefill(const KvPlan& plan) {
+  return fmt::format("; prefill in tiles of {}{}", plan.prefill_tile_tokens,
+                     plan.spills_hidden ? ", hidden states on flash" : "");
 }
 
 }  // namespace kvrun

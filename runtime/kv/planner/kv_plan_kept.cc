@@ -137,8 +137,7 @@ std::string DescribeKept(const KvPlan& plan) {
     }
   }
   if (kept.shares != KeptShares::kEven) text += fmt::format(", shares by {}", KeptSharesName(kept.shares));
-  return text + fmt::format("; prefill in tiles of {}{}", plan.prefill_tile_tokens,
-                            plan.spills_hidden ? ", hidden states on flash" : "");
+  return text;
 }
 
 }  // namespace kvrun

@@ -10,8 +10,8 @@
 #include "platform/base/check.h"
 #include "platform/base/units.h"
 #include "runtime/kv/math/slot_cache.h"
+#include "runtime/kv/planner/kv_family.h"
 #include "runtime/kv/planner/kv_option_table.h"
-#include "runtime/kv/planner/kv_plan_statics.h"
 #include "shaders/shared/sample_params.h"
 #include "shaders/shared/step_params.h"
 
@@ -25,35 +25,12 @@ constexpr uint32_t kMaxHeads = 1U << 16;
 constexpr uint32_t kMaxKeyDim = 1U << 17;
 constexpr uint32_t kMaxGroupTokens = 256;
 constexpr uint32_t kMaxClusterEntries = 1024;
-constexpr uint32_t kMostClusters = 100'000;  // of a stream of a layer
 
 Status Invalid(std::string message) { return {StatusCode::kInvalidArgument, std::move(message)}; }
 
 Status NotFor(const KvOptions& options, std::string_view option, std::string_view what) {
   return Invalid(fmt::format("--kv-{} does not go with the KV method {}, which has no {}: leave it out",
                              option, options.method, what));
-}
-
-// Of methods that evict all are right.
-Status CheckShares(const KvOptions& options, const KvMethod& method) {
-  if (method.evicts() || !options.kept_shares) return Status::Ok();
-  if (*options.kept_shares == KeptShares::kHeads) {
-    return Invalid(
-        fmt::format("--kv-shares heads does not go with the KV method {}, whose heads have as many "
-                    "entries each: say layers or even, or leave it out",
-                    options.method));
-  }
-  if (*options.kept_shares == KeptShares::kEven) return Status::Ok();
-  if (options.adapt.value_or(false) || (options.static_share && options.static_share->by_prompt)) {
-    return Invalid(
-        "--kv-shares layers does not go with --kv-adapt on and --kv-static prompt, which say how much is "
-        "selected: leave it out");
-  }
-  if (!options.layer_shares.empty()) return Status::Ok();
-  return Invalid(
-      fmt::format("--kv-shares layers does not go with the KV method {} unless an adapter's file "
-                  "has shares of layers: name one that kvadapt calibrate has made (--kv-adapter)",
-                  options.method));
 }
 
 // What a method does not have is refused, so that no setting is without effect.
@@ -64,13 +41,7 @@ Status CheckMethodHasOptions(const KvOptions& options) {
     const std::string_view what = row.field.lacks(method, options);
     if (!what.empty()) return NotFor(options, row.name, what);
   }
-  if (method.has_clusters() && options.heads && *options.heads != HeadReduction::kPerKvHead) {
-    return Invalid(
-        fmt::format("--kv-heads {} does not go with the KV method {}, whose clusters are of one KV "
-                    "head each: leave it out",
-                    HeadReductionName(*options.heads), options.method));
-  }
-  return CheckShares(options, method);
+  return FamilyOf(method).CheckOptions(options, method);
 }
 
 Status CheckClusterOptions(const KvOptions& options) {
@@ -106,33 +77,6 @@ Status CheckClusterOptions(const KvOptions& options) {
 }
 
 // What clusters and their selection have room for.
-Status CheckClusters(const KvPlan& plan, std::optional<uint32_t> n_chosen) {
-  if (plan.n_streams > KVRUN_MAX_STEP_TOKENS) {
-    return Invalid(fmt::format(
-        "the KV method {} takes at most {} sequences of a model with {} KV heads, not {}", plan.method.name,
-        KVRUN_MAX_STEP_TOKENS / plan.heads_per_sequence(), plan.heads_per_sequence(), plan.n_sequences));
-  }
-  if (plan.clusters.n_clusters > kMostClusters) {
-    return Invalid(
-        fmt::format("there would be {} clusters of {} entries on average, and there can be {}: raise "
-                    "--kv-cluster, or shorten the context",
-                    plan.clusters.n_clusters, plan.clusters.mean_entries, kMostClusters));
-  }
-  if (uint64_t{plan.clusters.n_clusters} * plan.clusters.max_entries < plan.n_ctx) {
-    return Invalid(
-        fmt::format("the index would have room for {} clusters of up to {} entries, and the context has {}: "
-                    "raise --kv-cluster-room or --kv-cluster-max, or shorten the context",
-                    plan.clusters.n_clusters, plan.clusters.max_entries, plan.n_ctx));
-  }
-  if (n_chosen && *n_chosen < plan.records_per_cluster()) {
-    return Invalid(
-        fmt::format("a cluster of up to {} entries takes {} slots, and {} would be selected: raise "
-                    "--kv-select, or lower --kv-cluster-max",
-                    plan.clusters.max_entries, plan.records_per_cluster(), *n_chosen));
-  }
-  return Status::Ok();
-}
-
 Status CheckReads(const KvOptions& options, const KvPlan& plan) {
   if (options.reads_per_layer.value_or(0.0) == 0.0) return Status::Ok();
   const std::string_view other = options.sample_entries.value_or(0) > 0 ? "sample"
@@ -244,8 +188,7 @@ Status CheckKvOptions(const KvOptions& options, const KvModelShape& model) {
   return FindReplacementPolicy(options.policy).status();
 }
 
-Status CheckSelection(const KvOptions& options, const KvPlan& plan, std::optional<uint32_t> n_chosen,
-                      std::optional<uint32_t> n_cache_slots) {
+Status CheckChoice(const KvOptions& options, const KvPlan& plan, std::optional<uint32_t> n_chosen) {
   if (plan.group_score == GroupScore::kMass && plan.heads == HeadReduction::kSum) {
     return Invalid(fmt::format(
         "{} goes by the mass of groups, a softmax of their scores, which --kv-heads sum does not make: take "
@@ -261,17 +204,17 @@ Status CheckSelection(const KvOptions& options, const KvPlan& plan, std::optiona
                     "are pinned",
                     options.select_entries.value_or(0), group));
   }
-  if (plan.method.has_clusters()) KVRUN_RETURN_IF_ERROR(CheckClusters(plan, n_chosen));
+  return Status::Ok();
+}
+
+Status CheckCounts(const KvOptions& options, const KvPlan& plan, std::optional<uint32_t> n_chosen,
+                   std::optional<uint32_t> n_cache_slots) {
   KVRUN_RETURN_IF_ERROR(CheckReading(options, plan));
   if (!n_cache_slots) return Status::Ok();
   const ReplacementPolicy* policy = *FindReplacementPolicy(plan.policy);
   const uint32_t least = std::min(plan.n_pinned + 1, plan.n_choosable());
-  uint32_t selected = n_chosen.value_or(std::max(*n_cache_slots, least));
-  if (plan.method.may_have_statics()) {
-    KvPlan shared = plan;
-    ShareWithStatics(selected, plan.statics.share.share, false, shared);
-    selected = shared.n_chosen;
-  }
+  const uint32_t n_total = n_chosen.value_or(std::max(*n_cache_slots, least));
+  const uint32_t selected = FamilyOf(plan.method).ChosenOf(plan, n_total);
   if (policy->needs_equal_capacity && *n_cache_slots != selected) {
     return Invalid(
         fmt::format("the replacement policy {} needs as many slots as groups are selected, {}, not {}: leave "

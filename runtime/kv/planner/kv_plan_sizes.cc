@@ -2,28 +2,21 @@
 
 #include <algorithm>
 #include <optional>
+#include <string>
 
 #include "platform/base/units.h"
-#include "runtime/kv/clusters/sequence_clusters.h"
 #include "runtime/kv/math/slot_cache.h"
 #include "runtime/kv/memory/entry_spaces.h"
-#include "runtime/kv/planner/kv_plan_clusters.h"
-#include "runtime/kv/planner/kv_plan_kept.h"
-#include "runtime/kv/planner/kv_plan_statics.h"
-#include "runtime/store/group_store.h"
-#include "runtime/store/row_store.h"
+#include "runtime/kv/planner/kv_family.h"
+#include "runtime/store/record_store.h"
 #include "runtime/store/spill_file.h"
 #include "shaders/shared/step_params.h"
 
 namespace kvrun {
 namespace {
 
-constexpr uint64_t kChecksumBytes = 4;
-constexpr uint64_t kClusterChecksumBytes = 8;  // and how many records there are
 constexpr uint64_t kMinStagingBytes = 64 * kKiB;
 constexpr uint64_t kMaxStagingBytes = 256 * kKiB;
-constexpr uint64_t kStagedRecords = 32;  // as many as are in flight
-constexpr uint64_t kStagedClusters = 6;  // of the largest size: most are a quarter of it
 
 uint64_t KvDim(const KvModelShape& model) { return uint64_t{model.n_kv_heads} * model.head_dim; }
 
@@ -33,28 +26,6 @@ uint64_t StagingBytes(uint64_t read_bytes, uint64_t n_reads, uint32_t alignment_
   const uint64_t padded = RoundUp(read_bytes, uint64_t{alignment_bytes});
   const uint64_t ring = std::clamp(n_reads * padded, kMinStagingBytes, kMaxStagingBytes);
   return 2 * std::max(RoundUp(ring, uint64_t{alignment_bytes}), padded);
-}
-
-uint64_t IndexBytes(const KvSizeInput& input, const KvPlan& plan) {
-  const uint64_t scales = uint64_t{plan.index.n_sequences} * plan.index.rank * sizeof(float);
-  if (plan.method.has_clusters()) return input.model.n_layers * scales + CentroidIndexBytes(input, plan);
-  return input.model.n_layers * (plan.index.size_bytes() + scales);
-}
-
-// Both sides of an adapter, in numbers of so many bytes.
-uint64_t SideBytes(const KvSizeInput& input, const KvPlan& plan, uint64_t number_bytes) {
-  return 2 * KvDim(input.model) * plan.index.rank * number_bytes;
-}
-
-// And the mean key's projection.
-uint64_t AdapterBytes(const KvSizeInput& input, const KvPlan& plan) {
-  return SideBytes(input, plan, sizeof(uint16_t)) + plan.index.rank * sizeof(float);
-}
-
-// Of each layer; or of one for all, where keys are taken as they are.
-uint64_t AllAdapterBytes(const KvSizeInput& input, const KvPlan& plan) {
-  if (plan.method.has_adapters()) return input.model.n_layers * AdapterBytes(input, plan);
-  return plan.method.index == KvIndexKind::kExactKeys ? AdapterBytes(input, plan) : 0;
 }
 
 uint64_t SlotBytes(const KvPlan& plan, uint32_t n_slots) {
@@ -99,44 +70,8 @@ uint64_t SlotTableBytes(const KvSizeInput& input, const KvPlan& plan) {
   return own + plan.pool_parts() * MappingBytes(plan, plan.n_pool_slots, counts);
 }
 
-// The windows' mapping tables, a layer's list of reads, and of all groups where all are read.
-uint64_t TableBytes(const KvSizeInput& input, const KvPlan& plan) {
-  uint64_t of_a_layer = 0;
-  if (plan.method.is_on_flash()) {
-    of_a_layer = uint64_t{plan.n_streams} * plan.n_needed() * sizeof(GroupFetch);
-    if (plan.method.has_clusters()) of_a_layer += ClusterListBytes(plan);
-    if (!plan.method.selects()) of_a_layer += uint64_t{plan.n_groups()} * sizeof(uint32_t);
-  }
-  return input.model.n_layers * MappingBytes(plan, plan.n_window_records()) + of_a_layer;
-}
-
-// Of two stages: the first one's queries and scores, the candidates, and, on the CPU, a copy of their rows.
-uint64_t CandidateBytes(const KvSizeInput& input, const KvPlan& plan) {
-  const CandidatePlan& candidates = plan.candidates;
-  if (candidates.n_groups == 0) return 0;
-  const uint64_t queries = uint64_t{plan.n_sequences} * input.model.n_kv_heads * plan.index.rank * 4;
-  const uint64_t lists = plan.n_sequences * (candidates.n_groups + uint64_t{1}) * 4;
-  return queries + uint64_t{plan.n_groups()} * 4 + lists +
-         uint64_t{candidates.n_groups} * plan.index.group_words() * 4;
-}
-
-// One layer's scores, which all layers share, and each layer's list of what was chosen.
-uint64_t ScoreBytes(const KvSizeInput& input, const KvPlan& plan) {
-  if (!plan.method.selects()) return 0;
-  const uint64_t n_groups = plan.method.has_clusters() ? plan.clusters.n_clusters : plan.n_groups();
-  const uint64_t chosen = OfLayers(input, plan, [&](uint32_t layer) {
-    return plan.n_streams * uint64_t{plan.choice_list(layer).words()} * 4;
-  });
-  if (!plan.method.has_index()) return chosen;
-  uint64_t n_queries = 0;  // whose scores of every row wait for their softmax's sum
-  if (plan.heads == HeadReduction::kGqa) n_queries = input.model.n_kv_heads;
-  if (plan.heads == HeadReduction::kSoftmax || plan.heads == HeadReduction::kPerKvHead) {
-    n_queries = input.model.n_heads;
-  }
-  const uint64_t rows = plan.n_sequences * n_queries * n_groups * plan.index.rows() * 2;
-  // With clusters, what they score for their weight, too.
-  const uint64_t groups = plan.n_streams * n_groups * (plan.method.has_clusters() ? 8 : 4);
-  return rows + groups + chosen + CandidateBytes(input, plan);
+uint64_t WindowTableBytes(const KvSizeInput& input, const KvPlan& plan) {
+  return input.model.n_layers * MappingBytes(plan, plan.n_window_records());
 }
 
 uint64_t WindowBytes(const KvSizeInput& input, const KvPlan& plan) {
@@ -144,16 +79,56 @@ uint64_t WindowBytes(const KvSizeInput& input, const KvPlan& plan) {
          plan.n_window_records();
 }
 
-// What a prompt that fails gives back: the incomplete group of its sequence; with clusters, its window, which
-// lies nowhere else.
-void AddTails(const KvSizeInput& input, KvPlan& plan) {
-  const uint64_t n_records = plan.method.has_clusters() ? plan.n_window_slots : 1;
+}  // namespace
+
+void AddPart(const char* name, uint64_t bytes, KvPlan& plan, bool in_prefill) {
+  if (bytes != 0) plan.parts.push_back({name, bytes, in_prefill, true});
+}
+
+uint64_t ScaleBytes(const KvSizeInput& input, const KvPlan& plan) {
+  return input.model.n_layers * uint64_t{plan.index.n_sequences} * plan.index.rank * sizeof(float);
+}
+
+// Slots and pool are made when prefill is over.
+void AddSlotParts(const KvSizeInput& input, KvPlan& plan) {
+  AddPart("slots", OwnSlotBytes(input, plan), plan, false);
+  AddPart("pool", plan.pool_parts() * SlotBytes(plan, plan.n_pool_slots), plan, false);
+  AddPart("slot tables", SlotTableBytes(input, plan), plan, false);
+  AddPart("window", WindowBytes(input, plan), plan);
+  AddPart("means", MeanBytes(input, plan), plan);
+}
+
+void AddTails(const KvSizeInput& input, uint32_t n_records, KvPlan& plan) {
   plan.parts.push_back({"tails",
                         WindowBytes(input, plan) / plan.n_sequences / plan.n_window_records() * n_records,
                         true, false});
 }
 
-}  // namespace
+void AddTables(const KvSizeInput& input, uint64_t list_bytes, KvPlan& plan) {
+  const uint64_t reads = uint64_t{plan.n_streams} * plan.n_needed() * sizeof(GroupFetch);
+  AddPart("tables", WindowTableBytes(input, plan) + reads + list_bytes, plan);
+}
+
+uint64_t ChoiceListBytes(const KvSizeInput& input, const KvPlan& plan) {
+  return OfLayers(input, plan, [&](uint32_t layer) {
+    return plan.n_streams * uint64_t{plan.choice_list(layer).words()} * 4;
+  });
+}
+
+// Of queries whose scores of every row wait for their softmax's sum.
+uint64_t RowScoreBytes(const KvSizeInput& input, const KvPlan& plan, uint64_t n_rows) {
+  uint64_t n_queries = 0;
+  if (plan.heads == HeadReduction::kGqa) n_queries = input.model.n_kv_heads;
+  if (plan.heads == HeadReduction::kSoftmax || plan.heads == HeadReduction::kPerKvHead) {
+    n_queries = input.model.n_heads;
+  }
+  return plan.n_sequences * n_queries * n_rows * 2;
+}
+
+void AddStaging(const KvSizeInput& input, uint64_t read_bytes, uint64_t n_reads, KvPlan& plan) {
+  plan.staging_bytes = StagingBytes(read_bytes, n_reads, input.io_alignment_bytes);
+  AddPart("staging", plan.staging_bytes + plan.row_staging_bytes, plan);
+}
 
 uint32_t ProjectedRows(const KvPlan& plan) {
   const bool is_tiled = plan.prefill_tile_tokens < plan.n_ctx;
@@ -170,43 +145,16 @@ namespace {
 
 // Of keys that are projected, so many of each turn.
 uint64_t ProjectedBytes(const KvPlan& plan, uint64_t rows_of_turn) {
-  if (plan.method.has_clusters() || plan.method.evicts() || plan.method.has_pages()) return 0;
-  return kProjectTurns * rows_of_turn * plan.index.rank * sizeof(float);
+  return kProjectTurns * rows_of_turn * FamilyOf(plan.method).projected_columns(plan) * sizeof(float);
 }
 
 // In prefill, of one sequence, beside tile and hidden states: all the time, and in plans of several tiles.
 uint64_t PrefillWorkBytes(const KvSizeInput& input, const KvPlan& plan) {
-  const KvModelShape& model = input.model;
   const uint64_t chunk_groups = kRecordTurns * RecordsAtOnce(plan);
-  const uint64_t records_per_group = model.n_kv_heads / plan.record.n_heads;
+  const uint64_t records_per_group = input.model.n_kv_heads / plan.record.n_heads;
   const uint64_t encoded =
       chunk_groups * records_per_group * std::max(plan.record.size_bytes(), plan.window_record.size_bytes());
-  if (plan.method.has_clusters()) return encoded + ClusterQueryBytes(input, plan);
-  if (plan.method.evicts()) return encoded + ObservedRowBytes(input, plan);
-  const uint64_t observed = plan.has_statics() ? ObservedRowBytes(input, plan) : 0;
-  const uint64_t projected = observed + ProjectedBytes(plan, kLeastProjectedRows);
-  if (!input.computes_adapter) return encoded + projected;
-  const uint64_t dim = model.head_dim;
-  uint64_t sums = (KvDim(model) + 1) * KvDim(model);
-  if (WeighsByQueries(plan.adapter_kind)) sums += model.n_kv_heads * (dim + 1) * dim;
-  return encoded + projected + sums * sizeof(float);
-}
-
-// While a layer's adapter is computed, its entries are divided into clusters, or those that stay in memory
-// are chosen.
-uint64_t PrefillAdapterBytes(const KvSizeInput& input, const KvPlan& plan) {
-  if (plan.method.has_clusters()) return ClusterPromptBytes(plan);
-  if (plan.method.evicts()) return KeptPromptBytes(input, plan);
-  const uint64_t statics = StaticPromptBytes(input, plan);
-  if (!input.computes_adapter) return statics;
-  return std::max(statics, SideBytes(input, plan, sizeof(float)) +
-                               AdapterWorkBytes(plan.adapter_kind, input.model.n_kv_heads,
-                                                input.model.head_dim, plan.index.rank));
-}
-
-// While a layer is computed: earlier entries that are read for it. Gone when its adapter is computed.
-uint64_t PrefillImageBytes(const KvPlan& plan) {
-  return plan.method.has_clusters() ? ClusterImageBytes(plan) : 0;
+  return encoded + ProjectedBytes(plan, kLeastProjectedRows) + FamilyOf(plan.method).PromptBytes(input, plan);
 }
 
 // Of what a spill file holds, a checksum for each piece: at most as much as where all tiles are the smallest,
@@ -234,47 +182,11 @@ uint32_t WindowSlots(uint32_t window_entries, uint32_t group_tokens, uint32_t n_
   return static_cast<uint32_t>(std::min<uint64_t>(touched + 1, n_groups));
 }
 
-void SizeParts(const KvSizeInput& input, KvPlan& plan) {
-  const uint64_t layers = input.model.n_layers;
-  const bool has_clusters = plan.method.has_clusters();
-  const uint64_t read_bytes = plan.slot_record.size_bytes() * (has_clusters ? plan.records_per_cluster() : 1);
-  plan.staging_bytes =
-      StagingBytes(read_bytes, has_clusters ? kStagedClusters : kStagedRecords, input.io_alignment_bytes);
-  plan.parts.clear();
-  const auto add = [&plan](const char* name, uint64_t bytes, bool in_prefill = true) {
-    if (bytes != 0) plan.parts.push_back({name, bytes, in_prefill, true});
-  };
-  add("index", IndexBytes(input, plan));
-  add("adapters", AllAdapterBytes(input, plan));
-  // Slots and pool are made when prefill is over.
-  add("slots", OwnSlotBytes(input, plan), false);
-  add("pool", plan.pool_parts() * SlotBytes(plan, plan.n_pool_slots), false);
-  add("slot tables", SlotTableBytes(input, plan), false);
-  add("window", WindowBytes(input, plan));
-  add("means", MeanBytes(input, plan));
-  AddTails(input, plan);
-  AddStaticParts(input, plan);
-  add("tables", TableBytes(input, plan));
-  if (has_clusters) {
-    add("clusters", ClusterBytes(input, plan));
-    add("kept", KeptBytes(input, plan));
-  }
-  const bool in_sequence = has_clusters && plan.clusters.layout == ClusterLayout::kSequence;
-  const uint64_t of_a_stream = has_clusters && !in_sequence ? plan.clusters.n_clusters * kClusterChecksumBytes
-                                                            : plan.n_stored_groups() * kChecksumBytes;
-  const uint64_t of_rows = plan.clusters.rows_on_flash ? RowStore::kBytesOfList : 0;
-  add("checksums", layers * plan.n_streams * (of_a_stream + of_rows));
-  if (in_sequence) add("sequence", SequenceClusters::MapBytes(plan, input.model.n_layers));
-  add("scores", ScoreBytes(input, plan));
-  plan.row_staging_bytes = has_clusters ? RowStagingBytes(input, plan) : 0;
-  add("staging", plan.staging_bytes + plan.row_staging_bytes);
-}
-
 void SizeResident(const KvSizeInput& input, KvPlan& plan) {
   const uint64_t slots = OwnSlotBytes(input, plan);
-  const uint64_t tables = SlotTableBytes(input, plan) + TableBytes(input, plan);
+  const uint64_t tables = SlotTableBytes(input, plan) + WindowTableBytes(input, plan);
   plan.parts = {{"kv", slots + WindowBytes(input, plan) + MeanBytes(input, plan) + tables, true, true}};
-  AddTails(input, plan);
+  AddTails(input, 1, plan);
 }
 
 namespace {
@@ -310,8 +222,8 @@ struct PrefillSizer {
     left = plan.budget_bytes > others ? plan.budget_bytes - others : 0;
     token_bytes = 2 * KvDim(input.model) * (has_f32 ? 4 : 2);
     whole = RoundUp(plan.n_ctx, plan.record.group_tokens) * token_bytes;
-    adapter = PrefillAdapterBytes(input, plan);
-    image = PrefillImageBytes(plan);
+    adapter = FamilyOf(plan.method).LayerEndBytes(input, plan);
+    image = FamilyOf(plan.method).ImageBytes(plan);
     spill = SpillFile::kBufferBytes + SpillChecksumBytes(input, plan, whole);
     const uint64_t tile = whole + std::max(image, adapter);
     with_hidden = tile + uint64_t{plan.n_ctx} * input.model.n_embd * sizeof(float);
@@ -364,7 +276,7 @@ struct PrefillSizer {
 void SizePrefill(const KvSizeInput& input, KvPlan& plan) {
   const PrefillSizer sizer(input, plan);
   const uint64_t left = sizer.left;
-  const bool may_spill = plan.method.needs_file();
+  const bool may_spill = FamilyOf(plan.method).has_file();
   uint64_t bytes = sizer.MakeOneTile(may_spill && sizer.with_hidden > left, plan);
   const uint64_t ahead = InputsAheadBytes(input, plan);
   plan.has_inputs_ahead = bytes + ahead <= left;

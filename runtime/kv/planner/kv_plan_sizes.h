@@ -16,6 +16,9 @@ struct KvSizeInput {
   uint64_t max_buffer_bytes = UINT64_MAX;  // KvOptions::max_buffer_bytes
 };
 
+// Of a record on flash.
+inline constexpr uint64_t kChecksumBytes = 4;
+
 // Rows of a chunk of prefill, and the grain of prefill tiles.
 inline constexpr uint32_t kPrefillChunkTokens = 256;
 // A prompt's groups are encoded in turns, in one buffer each: some are stored while others are encoded.
@@ -36,8 +39,22 @@ uint32_t WindowSlots(uint32_t window_entries, uint32_t group_tokens, uint32_t n_
 // Of EntrySpaces; 0 where records hold entries as they are.
 uint64_t MeanBytes(const KvSizeInput& input, const KvPlan& plan);
 
-// Sets staging_bytes and every part but "prefill", from the plan's other fields.
-void SizeParts(const KvSizeInput& input, KvPlan& plan);
+// Parts that families on flash are made of, in the order in which they are told. A part of no bytes is none.
+void AddPart(const char* name, uint64_t bytes, KvPlan& plan, bool in_prefill = true);
+// Slots, pool, their tables, window and means.
+void AddSlotParts(const KvSizeInput& input, KvPlan& plan);
+// What a prompt that fails gives back: so many records of a stream of its sequence.
+void AddTails(const KvSizeInput& input, uint32_t n_records, KvPlan& plan);
+// The windows' mapping tables, a layer's list of reads, and a list of the family's own.
+void AddTables(const KvSizeInput& input, uint64_t list_bytes, KvPlan& plan);
+// Sets staging_bytes: for reads of so many bytes.
+void AddStaging(const KvSizeInput& input, uint64_t read_bytes, uint64_t n_reads, KvPlan& plan);
+// Of an index, the scales of its columns.
+uint64_t ScaleBytes(const KvSizeInput& input, const KvPlan& plan);
+// Each layer's list of what was chosen.
+uint64_t ChoiceListBytes(const KvSizeInput& input, const KvPlan& plan);
+// One layer's scores of so many rows of an index, which all layers share.
+uint64_t RowScoreBytes(const KvSizeInput& input, const KvPlan& plan, uint64_t n_rows);
 
 // Sets the only part of full KV in records: its slots and window.
 void SizeResident(const KvSizeInput& input, KvPlan& plan);

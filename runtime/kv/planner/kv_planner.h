@@ -11,7 +11,9 @@
 
 #include "platform/base/status.h"
 #include "runtime/kv/plan/kv_plan.h"
+#include "runtime/kv/planner/kv_family.h"
 #include "runtime/kv/planner/kv_plan_sizes.h"
+#include "runtime/kv/planner/plan_draft.h"
 
 namespace kvrun {
 
@@ -26,31 +28,19 @@ class Planner {
 
   // The budget is not looked at.
   KvPlan AllInMemory() const;
-  Result<KvPlan> Full() const;
+  // Within the budget.
+  Result<KvPlan> Plan();
+  // The same, of a method that has a file.
   Result<KvPlan> Partial();
 
  private:
-  static constexpr uint32_t kWholeGroupTokens = 16;  // where nothing is selected
-  static constexpr uint32_t kPaperEntries = 400;     // a usual selection
-  static constexpr uint32_t kSinkEntries = 4;        // where no number is given
   static constexpr double kUsualHide = 0.9;
   // Where a device computes on the cores that read, reads of more than has slots may take so much of a
   // layer's time (docs/measurements/reading.md, "As many entries as pay").
   static constexpr double kShareOfCores = 1.0 / 4;
-  // A selection of fewer entries misses too much, or of less than a third of a short context: bytes that
-  // leave fewer are refused, and a share that leaves too few is raised (docs/measurements/quality.md, "Small
-  // contexts"). A share's least falls from one number to the other as the context grows, so that raises end
-  // without a jump of what is attended to, nor with less memory for a longer context.
-  static constexpr uint32_t kLeastOfBytes = 256;
-  static constexpr uint32_t kMostLeastOfShare = 512;
-  static constexpr uint32_t kLeastOfShare = 320;
-  static constexpr double kMostOfShareUntil = 2048;  // tokens; beyond, it falls with their root
-  static constexpr uint32_t kLeastShare = 3;
   // Where keys have more than 4 bits, at least so many entries, or half of a short context: more of them in 4
   // bits are better (docs/measurements/quality.md, "Small contexts").
   static constexpr uint32_t kEnoughForWideTypes = 600;
-  static constexpr uint32_t kFewKept = 128;     // of a list, where entries are evicted
-  static constexpr uint32_t kLeastWindow = 64;  // where the window takes what there is
   // Of an own choice, no more entries than take this share of the multiplications that a layer's weights
   // take, or so many (docs/measurements/reading.md, "As many entries as pay").
   static constexpr double kAttentionShare = 1.0 / 8;
@@ -66,15 +56,7 @@ class Planner {
   static constexpr double kMissPower = 5.0 / 3;
   static constexpr double kNearlyFilled = 0.92;  // of a budget
 
-  // Of the table in kv_plan.h.
-  struct Row {
-    double share;
-    KvType k_type;
-    KvType v_type;
-    uint32_t sigma;
-    KvType index_type;
-    uint32_t window_entries;
-  };
+  using Row = PlanRow;
   static std::span<const Row> Rows();
   // The smallest budget, and the plan that it is for.
   struct Least {
@@ -83,50 +65,29 @@ class Planner {
     KvPlan plan;
   };
 
-  // Where entries are evicted, M is how many stay.
-  bool evicts() const { return base_.method.evicts(); }
-  bool has_budget() const { return base_.budget_bytes != UINT64_MAX; }
-  Status Settle();
-  std::vector<uint32_t> Sizes() const;
+  Result<KvPlan> Full() const;
   bool SelectsEnough(const KvPlan& plan) const;
-  void SettleClusters(uint32_t sinks);
-  void SettleKept();
-  Status SettleStatics();
   Status SettleSize(uint32_t size);
-  void SettleSelection();
-  uint32_t SlotsOf(uint32_t entries) const;
-  uint32_t LeastChosen() const;
-  uint32_t LeastEntries() const;
   uint32_t MostWorth() const;
-  // Without selected groups, a budget is filled with recent entries.
-  bool fills_window() const {
-    return base_.method.selects() && !base_.method.counts_groups() && has_budget() &&
-           !options_.window_entries;
-  }
+  uint32_t SlotsOf(uint32_t entries) const { return family_.SlotsOf(draft_.plan, entries); }
   uint32_t WindowOf(const Row& row) const;
+  // Of FitLongestWindow.
+  uint32_t LeastWindowGroups() const;
   KvPlan WithWindow(const Row& row, uint32_t n_groups) const;
   KvPlan Shape(const Row& row) const;
-  void ShapeIndex(const Row& row, KvPlan& plan) const;
   KvPlan Sized(const Row& row, uint32_t n_chosen, uint32_t n_cache_slots) const;
   KvPlan Sized(KvPlan plan, uint32_t n_chosen, uint32_t n_cache_slots) const;
-  void SetCandidates(KvPlan& plan) const;
-  void SizeForAnyShare(KvPlan& plan) const;
   void SetWindow(uint32_t window_entries, KvPlan& plan) const;
   void SetSpace(KvPlan& plan) const;
-  void SetSlots(uint32_t n_chosen, uint32_t n_cache_slots, KvPlan& plan) const;
   static bool HasTypesOf(const KvPlan& plan, const KvPlan& other);
   static bool Holds(const KvPlan& plan) {
     return std::max(plan.decode_bytes(), plan.prefill_bytes()) <= plan.budget_bytes;
   }
   KvPlan Smallest(const Row& row) const;
-  // What is open is how much is selected.
-  bool fills_budget() const { return !n_chosen_ && !n_cache_slots_; }
   // How many are selected or kept is given, and could be less.
-  bool has_count() const {
-    return (base_.method.counts_groups() || evicts()) && (n_chosen_ || n_cache_slots_);
-  }
+  bool has_count() const { return family_.counts_entries(draft_.plan) && !draft_.fills_budget(); }
   // What is open is how much of it has slots: the rest goes through the pool.
-  bool fills_slots() const { return n_chosen_ && !n_cache_slots_ && !needs_equal_capacity(); }
+  bool fills_slots() const { return draft_.n_chosen && !draft_.n_cache_slots && !needs_equal_capacity(); }
   bool needs_equal_capacity() const;
   uint64_t SuitableFrom(const Row& row) const;
   template <typename SizedBy>
@@ -146,23 +107,18 @@ class Planner {
   Result<std::optional<KvPlan>> FitAndRead();
   // Nobody has said how much is selected.
   bool reads_as_is_worth() const {
-    return has_budget() && fills_budget() && base_.method.defaults.may_select_more_than_slots &&
-           !needs_equal_capacity() && !base_.statics.share.by_prompt;
+    return draft_.has_budget() && draft_.fills_budget() &&
+           draft_.plan.method.defaults.may_select_more_than_slots && !needs_equal_capacity() &&
+           !draft_.plan.statics.share.by_prompt;
   }
   // And it is known what reading costs.
   bool may_read_more() const { return reads_as_is_worth() && (limits_reading() || hide() == 0.0); }
-  double hide() const { return options_.hide.value_or(kUsualHide); }
-  bool adapts() const { return options_.adapt.value_or(false); }
+  double hide() const { return draft_.options.hide.value_or(kUsualHide); }
   bool ReadsTooMuch(const KvPlan& plan) const;
   double HiddenReads(const KvPlan& plan) const;
   void SetPace(KvPlan& plan) const;
-  bool limits_reading() const { return options_.flash_times.has_value() && hide() > 0.0; }
+  bool limits_reading() const { return draft_.options.flash_times.has_value() && hide() > 0.0; }
   ReadingPlan ReadingOf(const KvPlan& plan) const;
-  // Nobody has said anything of the static set or of how much is selected.
-  bool may_choose_statics() const {
-    return has_budget() && base_.method.defaults.static_share_of_budget && !options_.static_share &&
-           !options_.select_entries && !options_.reuse_groups;
-  }
   std::string SelectLess() const;
   uint64_t FillableFrom(const Row& row, uint64_t least_bytes) const;
   Least FindLeast() const;
@@ -170,17 +126,9 @@ class Planner {
   std::string NoteOfRaise(uint64_t asked_bytes, uint64_t least_bytes, const std::string& advice) const;
   Status TooLarge(const Least& least) const;
 
-  const KvOptions& options_;
-  const KvModelShape& model_;
+  PlanDraft draft_;
+  const KvFamily& family_;
   KvSizeInput input_;
-  KvPlan base_;
-  uint32_t cluster_entries_ = 0;  // on average: the size that is tried
-  bool leaves_statics_out_ = false;
-  double reads_per_layer_ = 0.0;  // KvPlan::reads_per_layer, of what is tried
-  uint32_t group_tokens_ = 0;     // of groups whose size may grow: the size that is tried; 0: as usual
-  // Groups; empty: as many as fit.
-  std::optional<uint32_t> n_chosen_;
-  std::optional<uint32_t> n_cache_slots_;
 };
 
 }  // namespace kvrun

@@ -14,15 +14,12 @@ namespace kvrun {
 std::string Planner::SelectLess() const {
   std::optional<KvPlan> most;
   for (const Row& row : Rows()) {
-    if (fills_slots() && base_.budget_bytes < SuitableFrom(row)) continue;
+    if (fills_slots() && draft_.plan.budget_bytes < SuitableFrom(row)) continue;
     const std::optional<KvPlan> fits = FitMostGroups(row);
     if (fits && (!most || fits->n_chosen > most->n_chosen)) most = fits;
   }
   if (!most) return "";
-  const uint32_t entries = most->EntriesOfSlots(most->n_chosen - most->n_pinned) + most->statics.n_entries;
-  if (evicts()) return fmt::format("keep at most {} entries (--kv-select)", entries);
-  if (!n_cache_slots_) return fmt::format("select at most {} entries", entries);
-  return fmt::format("select at most {} entries and reuse at most {} groups", entries, most->n_cache_slots);
+  return family_.AdviseLess(draft_, *most);
 }
 
 std::string Planner::NoteOfRaise(uint64_t asked_bytes, uint64_t least_bytes,
@@ -30,10 +27,11 @@ std::string Planner::NoteOfRaise(uint64_t asked_bytes, uint64_t least_bytes,
   std::string note = fmt::format(
       "the KV budget (--kv-budget) is a share of {}, which is too small for the method {} and {}: it is "
       "raised to {}, the least ",
-      BytesText(asked_bytes), base_.method.name, ContextText(base_), BytesText(least_bytes));
-  const bool selects_few = fills_budget() && !evicts();
-  note += selects_few ? fmt::format("with which a token attends to about {} entries", LeastEntries())
-                      : "that works";
+      BytesText(asked_bytes), draft_.plan.method.name, ContextText(draft_.plan), BytesText(least_bytes));
+  const bool selects_few = draft_.fills_budget() && family_.selects_from_flash();
+  note += selects_few
+              ? fmt::format("with which a token attends to about {} entries", family_.LeastEntries(draft_))
+              : "that works";
   return note + (advice.empty() ? "" : "; to stay within the share, " + advice);
 }
 
@@ -51,7 +49,8 @@ Status Planner::TooLarge(const Least& least) const {
     if (!advice.empty()) {
       advice += ", ";
     } else {
-      advice = fmt::format("no number of {} entries would fit: ", evicts() ? "kept" : "selected");
+      advice = fmt::format("no number of {} entries would fit: ",
+                           family_.selects_from_flash() ? "selected" : "kept");
     }
   }
   return {

@@ -7,6 +7,7 @@
 
 #include "platform/base/check.h"
 #include "runtime/kv/plan/kv_method.h"
+#include "runtime/kv/planner/kv_family.h"
 #include "runtime/kv/planner/kv_option_table.h"
 #include "runtime/kv/planner/kv_plan_options.h"
 #include "runtime/kv/planner/kv_planner.h"
@@ -126,7 +127,7 @@ Status CheckInput(const KvOptions& options, const KvModelShape& model, uint32_t 
 bool IsSurelyResident(const KvOptions& options, const KvModelShape& model, uint32_t n_ctx,
                       uint32_t n_sequences) {
   if (!CheckInput(options, model, n_ctx, n_sequences).ok()) return false;
-  if (!options.method.empty()) return !FindKvMethod(options.method)->needs_file();
+  if (!options.method.empty()) return !FamilyOf(*FindKvMethod(options.method)).has_file();
   if (!HasBudget(options)) return true;
   return MethodChoice(options, model, n_ctx, n_sequences).HoldsAll();
 }
@@ -141,7 +142,7 @@ Result<KvPlan> PlanKv(const KvOptions& options, const KvModelShape& model, uint3
   const KvMethod method = options.method.empty() ? MethodWithoutBudget() : *FindKvMethod(options.method);
   const KvOptions named = WithMethod(options, method);
   Planner planner(named, model, n_ctx, n_sequences, io_alignment_bytes);
-  return method.needs_file() ? planner.Partial() : planner.Full();
+  return planner.Plan();
 }
 
 }  // namespace kvrun
