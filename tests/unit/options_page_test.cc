@@ -34,13 +34,13 @@ std::string Escaped(std::string_view text) {
 
 // The methods that have it, as a person would say it.
 std::string MethodsOf(const KvOptionRow& row) {
-  if (row.field.lacks == nullptr) return "all";
+  if (row.field.is_given == nullptr) return "all";
   std::vector<std::string> have;
   std::vector<std::string> lack;
   for (const KvMethod& method : KvMethods()) {
     KvOptions options;
     options.method = method.name;
-    (row.field.lacks(method, options).empty() ? have : lack).emplace_back(method.name);
+    (row.field.WhatLacks(method, options).empty() ? have : lack).emplace_back(method.name);
   }
   const bool names_others = lack.size() < have.size();
   std::string names = names_others ? (lack.empty() ? "all" : "all but ") : "";
@@ -94,8 +94,8 @@ TEST(OptionsPage, EveryRowSaysWhatThereIsToSay) {
     EXPECT_GT(row.help.size(), 20U);
     EXPECT_FALSE(row.help.ends_with('.'));
     EXPECT_EQ(row.help.find('\n'), row.help.npos);
-    EXPECT_EQ(row.field.lacks == nullptr, row.field.is_given == nullptr);
-    EXPECT_EQ(row.field.lacks == nullptr, row.field.leave_out == nullptr);
+    EXPECT_EQ(row.field.needs[0].any_of == 0, row.field.is_given == nullptr);
+    EXPECT_EQ(row.field.is_given == nullptr, row.field.leave_out == nullptr);
     KvOptions nothing;
     if (row.field.is_given != nullptr) {
       EXPECT_FALSE(row.field.is_given(nothing));

@@ -180,6 +180,28 @@ constexpr std::array kMethods = {kFull,
 
 }  // namespace
 
+uint32_t KvMethod::features() const {
+  const bool samples = has_adapters() && counts_groups() && !goes_by_score();
+  uint32_t all = 0;
+  const auto add = [&all](bool has, KvFeature feature) { all |= has ? uint32_t{feature} : 0; };
+  add(selects() || is_on_flash(), kFeatureGroups);
+  add(selects() || needs_file(), kFeatureRecords);
+  add(selects(), kFeatureSelection);
+  add(counts_groups(), kFeatureCounts);
+  add(evicts(), kFeatureEviction);
+  add(has_index(), kFeatureIndex);
+  add(has_adapters(), kFeatureAdapters);
+  add(has_pages() && may_have_statics(), kFeaturePages);
+  add(may_have_statics(), kFeatureStaticSet);
+  add(has_clusters(), kFeatureClusters);
+  add(!has_clusters(), kFeatureMassEnd);
+  add(samples, kFeatureSamples);
+  add(goes_by_score(), kFeaturePrecisions);
+  add(defaults.may_select_more_than_slots, kFeatureFlashSpeed);
+  add(evicts() || defaults.follows_layer_shares, kFeatureLayerShares);
+  return all;
+}
+
 std::span<const KvMethod> KvMethods() { return kMethods; }
 
 const KvMethod& MethodWithoutBudget() { return kFull; }

@@ -56,6 +56,25 @@ struct KvDefaults {
   bool goes_by_mass = false;
 };
 
+// What a method has that an option is about: a set of bits.
+enum KvFeature : uint32_t {
+  kFeatureGroups = 1U << 0,     // records of several entries, which are read as one
+  kFeatureRecords = 1U << 1,    // what is attended to lies in records, on flash or kept
+  kFeatureSelection = 1U << 2,  // a part is attended to
+  kFeatureCounts = 1U << 3,     // of which the number can be said
+  kFeatureEviction = 1U << 4,   // what finds no room is forgotten
+  kFeatureIndex = 1U << 5,
+  kFeatureAdapters = 1U << 6,
+  kFeaturePages = 1U << 7,  // a row of the index is of a whole group, and there may be a static set
+  kFeatureStaticSet = 1U << 8,
+  kFeatureClusters = 1U << 9,
+  kFeatureMassEnd = 1U << 10,     // a selection may end by its mass
+  kFeatureSamples = 1U << 11,     // others may stand in for what is not read
+  kFeaturePrecisions = 1U << 12,  // of what is kept, by its score
+  kFeatureFlashSpeed = 1U << 13,  // how much is selected may follow it
+  kFeatureLayerShares = 1U << 14,
+};
+
 struct KvMethod {
   std::string_view name;
   KvIndexKind index = KvIndexKind::kNone;
@@ -94,6 +113,8 @@ struct KvMethod {
   bool goes_by_score() const { return precision == KvPrecisionKind::kByScore; }
   // There is a file: for what is on flash, or for what prompts put aside.
   bool needs_file() const { return is_on_flash() || evicts(); }
+  // KvFeature, all that it has.
+  uint32_t features() const;
 };
 
 std::span<const KvMethod> KvMethods();

@@ -36,18 +36,29 @@ constexpr std::array kAdapterKinds = {AdapterKind::kPlain, AdapterKind::kCentred
                                       AdapterKind::kQuery, AdapterKind::kQueryCentred,
                                       AdapterKind::kHeads, AdapterKind::kSkewed};
 
-using Method = const KvMethod&;
 using Options = const KvOptions&;
 using Given = const GivenKvOption&;
-using Lacks = std::string_view (*)(Method method, Options options);
-
-// A field that is a std::optional, and what a method may lack for it.
+// A field that is a std::optional, and what it needs of a method.
 template <auto kField>
-constexpr KvOptionField Field(Lacks lacks) {
+constexpr KvOptionField Field(KvNeed need, KvNeed another = {}) {
   return {.is_given = [](Options options) { return (options.*kField).has_value(); },
           .leave_out = [](KvOptions* options) { (options->*kField).reset(); },
-          .lacks = lacks};
+          .needs = {need, another}};
 }
+
+// The same, where it is needed only sometimes.
+template <auto kField>
+constexpr KvOptionField FieldIf(bool (*is_needed)(Options options), KvNeed need) {
+  KvOptionField field = Field<kField>(need);
+  field.is_needed = is_needed;
+  return field;
+}
+
+constexpr KvNeed kClusters = {kFeatureClusters, "clusters"};
+constexpr KvNeed kStatics = {kFeatureStaticSet, "selected groups"};
+constexpr KvNeed kIndex = {kFeatureIndex, "index"};
+constexpr KvNeed kMadeIndex = {kFeatureAdapters, "choice of index"};
+constexpr KvNeed kHide = {kFeatureFlashSpeed, "selection that follows the speed of flash"};
 
 template <auto kField>
 Status Count(Given given, KvSettings* settings) {
@@ -69,26 +80,8 @@ std::vector<std::string> ComparisonMethods() {
   return names;
 }
 
-// Samples stand for what was not chosen, by their masses.
-bool MaySample(Method method) {
-  return method.has_adapters() && method.counts_groups() && !method.goes_by_score();
-}
-// All is attended to, from slots that do not round it.
-bool AttendsToAllAsItIs(Method method, Options options) {
-  return !method.selects() && !method.is_on_flash() && !method.evicts() && !KeepsRecordsInMemory(options);
-}
-
-std::string_view LacksClusters(Method method, Options) { return method.has_clusters() ? "" : "clusters"; }
-std::string_view LacksStatics(Method method, Options) {
-  return method.may_have_statics() ? "" : "selected groups";
-}
-std::string_view LacksIndex(Method method, Options) {
-  if (method.has_adapters()) return "";
-  return method.has_index() ? "choice of index" : "index";
-}
-std::string_view LacksHide(Method method, Options) {
-  return method.defaults.may_select_more_than_slots ? "" : "selection that follows the speed of flash";
-}
+// A method without records attends to all of f16 and f32 planes; other types make records of them.
+bool IsOfPlanes(Options options) { return !KeepsRecordsInMemory(options); }
 
 constexpr KvOptionRow kRows[] = {
     {.name = "method",
@@ -122,18 +115,14 @@ constexpr KvOptionRow kRows[] = {
      .set = Count<&KvOptions::group_tokens>,
      .least = 1,
      .most = kMaxGroupTokens,
-     .field = Field<&KvOptions::group_tokens>([](Method m, Options) -> std::string_view {
-       return m.selects() || m.is_on_flash() ? "" : "groups";
-     }),
+     .field = Field<&KvOptions::group_tokens>({kFeatureGroups, "groups"}),
      .config = {true, "consecutive entries that are read as one"},
      .help = "how many consecutive entries are read as one"},
     {.name = "select",
      .value = "N",
      .set = Count<&KvOptions::select_entries>,
      .most = kMaxEntries,
-     .field = Field<&KvOptions::select_entries>([](Method m, Options) -> std::string_view {
-       return m.counts_groups() || m.evicts() ? "" : "selected entries";
-     }),
+     .field = Field<&KvOptions::select_entries>({kFeatureCounts | kFeatureEviction, "selected entries"}),
      .config = {true, "entries that a token reads besides sinks and window"},
      .help =
          "how many entries a token reads besides sinks and window; of methods that forget: how many of each "
@@ -141,7 +130,7 @@ constexpr KvOptionRow kRows[] = {
     {.name = "hide",
      .value = "SHARE",
      .set = [](Given g, KvSettings* s) { return SetShare(g, &s->kv.hide); },
-     .field = Field<&KvOptions::hide>(LacksHide),
+     .field = Field<&KvOptions::hide>(kHide),
      .config = {false, "a share: how much of the reading passes while the device computes; not with select"},
      .help =
          "select as much as flash has time for: so that this share of the reading passes while the device "
@@ -150,9 +139,7 @@ constexpr KvOptionRow kRows[] = {
     {.name = "reads",
      .value = "N",
      .set = [](Given g, KvSettings* s) { return SetReads(g, &s->kv.reads_per_layer); },
-     .field = Field<&KvOptions::reads_per_layer>([](Method m, Options) -> std::string_view {
-       return MaySample(m) ? "" : "groups that others can stand in for";
-     }),
+     .field = Field<&KvOptions::reads_per_layer>({kFeatureSamples, "groups that others can stand in for"}),
      .config = {false, "groups that a layer reads for a token on average; 0: all that is selected"},
      .help = "of the groups that a token selects and that are not in memory, read so many of a layer, on "
              "average, those that matter most; others that are in memory stand in for the rest (default: as "
@@ -161,9 +148,7 @@ constexpr KvOptionRow kRows[] = {
      .value = "WHEN",
      .set = Switch<&KvOptions::adapt>,
      .words = SwitchNames,
-     .field = Field<&KvOptions::adapt>([](Method m, Options o) {
-       return o.adapt.value_or(true) ? LacksHide(m, o) : std::string_view();  // off asks for nothing
-     }),
+     .field = FieldIf<&KvOptions::adapt>([](Options o) { return o.adapt.value_or(true); }, kHide),
      .config = {false, "on, off: whether select follows how late reads are"},
      .help =
          "while decoding, select fewer entries where reads are late, and more where they are early, within "
@@ -172,9 +157,7 @@ constexpr KvOptionRow kRows[] = {
      .value = "N",
      .set = Count<&KvOptions::sample_entries>,
      .most = kMaxEntries,
-     .field = Field<&KvOptions::sample_entries>([](Method m, Options) -> std::string_view {
-       return MaySample(m) ? "" : "masses to sample groups by";
-     }),
+     .field = Field<&KvOptions::sample_entries>({kFeatureSamples, "masses to sample groups by"}),
      .config = {true, "entries that are drawn at random from those that are not selected"},
      .help =
          "attend to N more entries, drawn at random from those that are not selected, each in place of many "
@@ -183,8 +166,7 @@ constexpr KvOptionRow kRows[] = {
      .value = "N",
      .set = Count<&KvOptions::sample_seed>,
      .most = kMaxSeed,
-     .field = Field<&KvOptions::sample_seed>(
-         [](Method m, Options) -> std::string_view { return MaySample(m) ? "" : "sampling"; }),
+     .field = Field<&KvOptions::sample_seed>({kFeatureSamples, "sampling"}),
      .config = {true, "what sample draws by"},
      .help =
          "what --kv-sample draws by: the same number draws the same (default: --seed, where there is one, "
@@ -192,10 +174,8 @@ constexpr KvOptionRow kRows[] = {
     {.name = "mass",
      .value = "SHARE",
      .set = [](Given g, KvSettings* s) { return SetMass(g, &s->kv.mass_share); },
-     .field = Field<&KvOptions::mass_share>([](Method m, Options) -> std::string_view {
-       if (m.has_clusters()) return "selection that ends by mass";
-       return m.has_index() ? "" : "scores of an index";
-     }),
+     .field = Field<&KvOptions::mass_share>({kFeatureMassEnd, "selection that ends by mass"},
+                                            {kFeatureIndex, "scores of an index"}),
      .config = {false, "a share at whose predicted mass a selection ends; select is the most then"},
      .help =
          "end a selection where its predicted share of the attention is reached, such as 0.95; --kv-select "
@@ -204,25 +184,22 @@ constexpr KvOptionRow kRows[] = {
      .value = "N",
      .set = Count<&KvOptions::window_entries>,
      .most = kMaxEntries,
-     .field = Field<&KvOptions::window_entries>([](Method m, Options o) -> std::string_view {
-       return AttendsToAllAsItIs(m, o) ? "recent window in f16 and f32" : "";
-     }),
+     .field =
+         FieldIf<&KvOptions::window_entries>(IsOfPlanes, {kFeatureRecords, "recent window in f16 and f32"}),
      .config = {true, "newest entries, kept in memory"},
      .help = "how many of the newest entries stay in memory"},
     {.name = "sinks",
      .value = "N",
      .set = Count<&KvOptions::sink_entries>,
      .most = kMaxEntries,
-     .field = Field<&KvOptions::sink_entries>(
-         [](Method m, Options) -> std::string_view { return m.selects() ? "" : "pinned sinks"; }),
+     .field = Field<&KvOptions::sink_entries>({kFeatureSelection, "pinned sinks"}),
      .config = {true, "first entries, always attended to"},
      .help = "how many of the first entries are always attended to"},
     {.name = "reuse",
      .value = "N",
      .set = Count<&KvOptions::reuse_groups>,
      .most = kMaxEntries,
-     .field = Field<&KvOptions::reuse_groups>(
-         [](Method m, Options) -> std::string_view { return m.counts_groups() ? "" : "reuse buffer"; }),
+     .field = Field<&KvOptions::reuse_groups>({kFeatureCounts, "reuse buffer"}),
      .config = {true, "groups per layer that stay in memory in case they are chosen again"},
      .help = "how many groups per layer stay in memory in case they are chosen again; if fewer than are "
              "selected, the rest is read for every token"},
@@ -231,7 +208,7 @@ constexpr KvOptionRow kRows[] = {
      .set = Count<&KvOptions::rank>,
      .least = 1,
      .most = kMaxRank,
-     .field = Field<&KvOptions::rank>(LacksIndex),
+     .field = Field<&KvOptions::rank>(kIndex, kMadeIndex),
      .config = {true, "columns of the index that groups are scored with"},
      .help = "how many columns of the index groups are scored with"},
     {.name = "index",
@@ -239,7 +216,7 @@ constexpr KvOptionRow kRows[] = {
      .set = [](Given g,
                KvSettings* s) { return SetChoice(g, NameAll(kIndexTypes, KvTypeName), &s->kv.index_type); },
      .words = [] { return NameList(NameAll(kIndexTypes, KvTypeName)); },
-     .field = Field<&KvOptions::index_type>(LacksIndex),
+     .field = Field<&KvOptions::index_type>(kIndex, kMadeIndex),
      .config = {false, "the index's type: f16, int8, int4"},
      .help = "the index's type: f16, int8 or int4"},
     {.name = "heads",
@@ -247,8 +224,7 @@ constexpr KvOptionRow kRows[] = {
      .set = [](Given g,
                KvSettings* s) { return SetChoice(g, NameAll(kHeads, HeadReductionName), &s->kv.heads); },
      .words = [] { return NameList(NameAll(kHeads, HeadReductionName)); },
-     .field = Field<&KvOptions::heads>(
-         [](Method m, Options) -> std::string_view { return m.has_index() ? "" : "reduction of heads"; }),
+     .field = Field<&KvOptions::heads>({kFeatureIndex, "reduction of heads"}),
      .config = {false, "how the heads' scores become one: sum, softmax, gqa, per-kv-head"},
      .help = "how the heads' scores become one: sum, softmax, gqa or per-kv-head"},
     {.name = "cluster",
@@ -256,21 +232,21 @@ constexpr KvOptionRow kRows[] = {
      .set = Count<&KvOptions::cluster_entries>,
      .least = 1,
      .most = kMaxEntries,
-     .field = Field<&KvOptions::cluster_entries>(LacksClusters),
+     .field = Field<&KvOptions::cluster_entries>(kClusters),
      .help = "dynakv: how many entries a cluster has on average"},
     {.name = "cluster-max",
      .value = "N",
      .set = Count<&KvOptions::max_cluster_entries>,
      .least = 2,
      .most = kMaxEntries,
-     .field = Field<&KvOptions::max_cluster_entries>(LacksClusters),
+     .field = Field<&KvOptions::max_cluster_entries>(kClusters),
      .help = "dynakv: how many entries a cluster has at most (default: four times --kv-cluster)"},
     {.name = "cluster-room",
      .value = "N",
      .set = Count<&KvOptions::cluster_room>,
      .least = 1,
      .most = kMaxEntries,
-     .field = Field<&KvOptions::cluster_room>(LacksClusters),
+     .field = Field<&KvOptions::cluster_room>(kClusters),
      .help = "dynakv: for how many clusters of a KV head the index has room (default: a quarter more than a "
              "context of clusters of --kv-cluster takes)"},
     {.name = "pending",
@@ -278,21 +254,21 @@ constexpr KvOptionRow kRows[] = {
      .set = Count<&KvOptions::pending_entries>,
      .least = 1,
      .most = kMaxEntries,
-     .field = Field<&KvOptions::pending_entries>(LacksClusters),
+     .field = Field<&KvOptions::pending_entries>(kClusters),
      .help = "dynakv: how many entries may wait for their cluster to be read, in each KV head"},
     {.name = "upkeep",
      .value = "N",
      .set = Count<&KvOptions::upkeep_clusters>,
      .least = 1,
      .most = kMaxEntries,
-     .field = Field<&KvOptions::upkeep_clusters>(LacksClusters),
+     .field = Field<&KvOptions::upkeep_clusters>(kClusters),
      .help =
          "dynakv: how many clusters a token changes at most, besides those that must be; what is left waits "
          "for a later one (default: two thirds as many as there are KV heads in all layers)"},
     {.name = "split",
      .value = "FACTOR",
      .set = [](Given g, KvSettings* s) { return SetFactor(g, &s->kv.split_factor); },
-     .field = Field<&KvOptions::split_factor>(LacksClusters),
+     .field = Field<&KvOptions::split_factor>(kClusters),
      .help = "dynakv: divide a cluster whose variance is so many times that of the first ones"},
     {.name = "update",
      .value = "HOW",
@@ -302,7 +278,7 @@ constexpr KvOptionRow kRows[] = {
            return SetChoice(g, NameAll(kUpdates, ClusterUpdateName), &s->kv.cluster_update);
          },
      .words = [] { return NameList(NameAll(kUpdates, ClusterUpdateName)); },
-     .field = Field<&KvOptions::cluster_update>(LacksClusters),
+     .field = Field<&KvOptions::cluster_update>(kClusters),
      .help = "dynakv: how clusters follow the text: adaptive, static (divided by size alone) or local (what "
              "waits together becomes clusters of its own)"},
     {.name = "layout",
@@ -313,7 +289,7 @@ constexpr KvOptionRow kRows[] = {
            return SetChoice(g, NameAll(kLayouts, ClusterLayoutName), &s->kv.cluster_layout);
          },
      .words = [] { return NameList(NameAll(kLayouts, ClusterLayoutName)); },
-     .field = Field<&KvOptions::cluster_layout>(LacksClusters),
+     .field = Field<&KvOptions::cluster_layout>(kClusters),
      .help = "dynakv: how clusters lie on flash: dual-head (two grow towards each other, so that neighbours "
              "adjoin), cluster (each by itself) or sequence (entries in the order of the text)"},
     {.name = "representatives",
@@ -321,7 +297,7 @@ constexpr KvOptionRow kRows[] = {
      .audience = kComparisons,
      .set = [](Given g, KvSettings* s) { return SetChoice(g, kRepresentatives, &s->kv.rows_on_flash); },
      .words = [] { return NameList(kRepresentatives); },
-     .field = Field<&KvOptions::rows_on_flash>(LacksClusters),
+     .field = Field<&KvOptions::rows_on_flash>(kClusters),
      .help =
          "dynakv: where the index of clusters lies: memory (default) or flash, read again for each token, a "
          "layer ahead"},
@@ -330,9 +306,7 @@ constexpr KvOptionRow kRows[] = {
      .set = [](Given g,
                KvSettings* s) { return SetChoice(g, NameAll(kShares, KeptSharesName), &s->kv.kept_shares); },
      .words = [] { return NameList(NameAll(kShares, KeptSharesName)); },
-     .field = Field<&KvOptions::kept_shares>([](Method m, Options) -> std::string_view {
-       return m.evicts() || m.defaults.follows_layer_shares ? "" : "shares of what is kept";
-     }),
+     .field = Field<&KvOptions::kept_shares>({kFeatureLayerShares, "shares of what is kept"}),
      .help =
          "methods that forget: who has how much of what is kept: even (default), heads (a layer's KV heads "
          "by their attention) or layers (layers, too); kvswap with an adapter's file that says so: layers "
@@ -344,9 +318,7 @@ constexpr KvOptionRow kRows[] = {
            return SetChoice(g, NameAll(kPrecisions, KeptPrecisionsName), &s->kv.kept_precisions);
          },
      .words = [] { return NameList(NameAll(kPrecisions, KeptPrecisionsName)); },
-     .field = Field<&KvOptions::kept_precisions>([](Method m, Options) -> std::string_view {
-       return m.goes_by_score() ? "" : "choice of precisions";
-     }),
+     .field = Field<&KvOptions::kept_precisions>({kFeaturePrecisions, "choice of precisions"}),
      .help =
          "arkv, arkv-flash: which of what is kept is exact, and which has 8 bits: bytes (default: a part of "
          "the memory is exact, as many of 8 bits as fit into the rest), entries (a part of the entries is "
@@ -359,16 +331,14 @@ constexpr KvOptionRow kRows[] = {
            return SetChoice(g, NameAll(kMoments, AttentionMomentsName), &s->kv.attention_moments);
          },
      .words = [] { return NameList(NameAll(kMoments, AttentionMomentsName)); },
-     .field = Field<&KvOptions::attention_moments>([](Method m, Options) -> std::string_view {
-       return m.goes_by_score() ? "" : "moments of attention";
-     }),
+     .field = Field<&KvOptions::attention_moments>({kFeaturePrecisions, "moments of attention"}),
      .help =
          "arkv, arkv-flash: what a layer's attention is measured over: keys (default, as the paper says) or "
          "rows (as its authors' code does)"},
     {.name = "static",
      .value = "SHARE|prompt",
      .set = [](Given g, KvSettings* s) { return SetStaticShare(g, &s->kv.static_share); },
-     .field = Field<&KvOptions::static_share>(LacksStatics),
+     .field = Field<&KvOptions::static_share>(kStatics),
      .config = {false, "the share of select that stays in memory as a static set, or prompt"},
      .help =
          "of what is selected, the share that is a static set: entries that a prompt's end attends to most, "
@@ -378,7 +348,7 @@ constexpr KvOptionRow kRows[] = {
      .value = "N",
      .set = Count<&KvOptions::static_steps>,
      .most = kMaxEntries,
-     .field = Field<&KvOptions::static_steps>(LacksStatics),
+     .field = Field<&KvOptions::static_steps>(kStatics),
      .help = "choose the static set again after so many tokens, 0: only with a prompt (default: 0; prkv and "
              "arkv-flash: 128)"},
     {.name = "repage",
@@ -386,18 +356,14 @@ constexpr KvOptionRow kRows[] = {
      .audience = kComparisons,
      .set = Switch<&KvOptions::static_repage>,
      .words = SwitchNames,
-     .field = Field<&KvOptions::static_repage>([](Method m, Options) -> std::string_view {
-       return m.may_have_statics() && m.has_pages() ? "" : "bounds of pages";
-     }),
+     .field = Field<&KvOptions::static_repage>({kFeaturePages, "bounds of pages"}),
      .help = "prkv and other methods with pages: whenever the static set is chosen, write the other entries "
              "again, in pages of their own, as PRKV does: off (default) or on"},
     {.name = "rotate",
      .value = "WHEN",
      .set = Switch<&KvOptions::rotate>,
      .words = SwitchNames,
-     .field = Field<&KvOptions::rotate>([](Method m, Options o) -> std::string_view {
-       return AttendsToAllAsItIs(m, o) ? "records in f16 and f32" : "";
-     }),
+     .field = FieldIf<&KvOptions::rotate>(IsOfPlanes, {kFeatureRecords, "records in f16 and f32"}),
      .help =
          "store K and V rotated and centred, where few bits cost less: on or off (default: on where K or V "
          "is int4)"},
@@ -407,9 +373,7 @@ constexpr KvOptionRow kRows[] = {
      .words = [] { return NameList(ReplacementPolicies()); },
      .field = {.is_given = [](Options options) { return !options.policy.empty(); },
                .leave_out = [](KvOptions* options) { options->policy.clear(); },
-               .lacks = [](Method m, Options) -> std::string_view {
-                 return m.counts_groups() ? "" : "replacement policy";
-               }},
+               .needs = {{{kFeatureCounts, "replacement policy"}}}},
      .config = {false, "which group gives way to another: fifo, lru, non-hit, lfu, cluster"},
      .help = "which group gives way to another: fifo, lru, non-hit, lfu or cluster"},
     {.name = "adapter",
@@ -424,9 +388,7 @@ constexpr KvOptionRow kRows[] = {
      .field = {.is_given = [](Options options) { return options.adapter_from_file; },
                .leave_out = [](KvOptions* options) { options->adapter_from_file = false; },
                // Of clusters, an adapter's file has the thresholds.
-               .lacks = [](Method m, Options) -> std::string_view {
-                 return m.has_adapters() || m.has_clusters() ? "" : "adapter";
-               }},
+               .needs = {{{kFeatureAdapters | kFeatureClusters, "adapter"}}}},
      .config = {false, "of kvadapt calibrate: a file, relative to this one's folder"},
      .help = "a file of adapters for the index, from kvadapt calibrate (default: computed from the first "
              "prompt); dynakv: its thresholds of clusters, in place of --kv-split"},
@@ -437,8 +399,7 @@ constexpr KvOptionRow kRows[] = {
            return SetChoice(g, NameAll(kAdapterKinds, AdapterKindName), &s->kv.adapter_kind);
          },
      .words = [] { return NameList(NameAll(kAdapterKinds, AdapterKindName)); },
-     .field = Field<&KvOptions::adapter_kind>(
-         [](Method m, Options) -> std::string_view { return m.has_adapters() ? "" : "adapter"; }),
+     .field = Field<&KvOptions::adapter_kind>({kFeatureAdapters, "adapter"}),
      .config = {false, "plain, centred, query, query-centred, heads, skewed"},
      .help = "the adapters' kind: plain, centred, query, query-centred, heads or skewed"},
     {.name = "dir",
@@ -476,6 +437,15 @@ std::string_view KvOptionAudienceName(KvOptionAudience audience) {
 
 Status GivenKvOption::Refuse(std::string_view why) const {
   return {StatusCode::kInvalidArgument, fmt::format("KV option {}: \"{}\" {}", row.name, value, why)};
+}
+
+std::string_view KvOptionField::WhatLacks(const KvMethod& method, const KvOptions& options) const {
+  if (is_needed != nullptr && !is_needed(options)) return "";
+  const uint32_t has = method.features();
+  for (const KvNeed& need : needs) {
+    if (need.any_of != 0 && (has & need.any_of) == 0) return need.what;
+  }
+  return "";
 }
 
 std::span<const KvOptionRow> KvOptionRows() { return kRows; }

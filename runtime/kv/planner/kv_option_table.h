@@ -3,6 +3,7 @@
 // docs/options.md, configs and the C API are made from the rows (docs/adding-an-option.md).
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -30,11 +31,21 @@ struct GivenKvOption {
 };
 
 // Where KvOptions holds a value that only some methods have.
+// One of these features (KvFeature), or the method has no `what`, as in "which has no clusters".
+struct KvNeed {
+  uint32_t any_of = 0;  // 0: nothing is needed
+  std::string_view what = {};
+};
+
 struct KvOptionField {
   bool (*is_given)(const KvOptions& options) = nullptr;
   void (*leave_out)(KvOptions* options) = nullptr;
-  // What a method lacks for it, as in "which has no clusters"; empty: it has all.
-  std::string_view (*lacks)(const KvMethod& method, const KvOptions& options) = nullptr;
+  std::array<KvNeed, 2> needs = {};
+  // Whether they are asked for, where that depends on other options; null: they are.
+  bool (*is_needed)(const KvOptions& options) = nullptr;
+
+  // What the method lacks of them; empty: nothing.
+  std::string_view WhatLacks(const KvMethod& method, const KvOptions& options) const;
 };
 
 // Of configs (docs/config.md), in which the key is the name with '_' for '-'.

@@ -37,8 +37,8 @@ Status NotFor(const KvOptions& options, std::string_view option, std::string_vie
 Status CheckMethodHasOptions(const KvOptions& options) {
   KVRUN_ASSIGN_OR_RETURN(const KvMethod method, FindKvMethod(options.method));
   for (const KvOptionRow& row : KvOptionRows()) {
-    if (row.field.lacks == nullptr || !row.field.is_given(options)) continue;
-    const std::string_view what = row.field.lacks(method, options);
+    if (row.field.is_given == nullptr || !row.field.is_given(options)) continue;
+    const std::string_view what = row.field.WhatLacks(method, options);
     if (!what.empty()) return NotFor(options, row.name, what);
   }
   return FamilyOf(method).CheckOptions(options, method);

@@ -32,7 +32,8 @@ KvOptions OptionsOfFull(const KvOptions& given, std::string* unused) {
   types.v_type = given.v_type;
   for (const KvOptionRow& row : KvOptionRows()) {
     const KvOptionField& field = row.field;
-    if (field.lacks == nullptr || !field.is_given(given) || field.lacks(method, types).empty()) continue;
+    if (field.is_given == nullptr || !field.is_given(given)) continue;
+    if (field.WhatLacks(method, types).empty()) continue;
     *unused += fmt::format("{}{}", unused->empty() ? "" : ", ", row.name);
     field.leave_out(&full);
   }
