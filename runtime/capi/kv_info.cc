@@ -50,9 +50,11 @@ Json ClustersInfo(const ClusterPlan& clusters) {
           {"representatives", clusters.rows_on_flash ? "flash" : "memory"}};
 }
 
+bool GoesByScore(const KvPlan& plan) { return plan.method.goes_by_score(); }
+
 Json StaticInfo(const KvPlan& plan) {
   const StaticPlan& statics = plan.statics;
-  const bool is_by_score = plan.method.goes_by_score();
+  const bool is_by_score = GoesByScore(plan);
   return {{"entries", statics.n_entries},
           {"share", statics.share.share},
           {"by_prompt", statics.share.by_prompt},
@@ -74,7 +76,7 @@ Json ReadingInfo(const ReadingPlan& reading) {
 
 Json KeptInfo(const KvPlan& plan) {
   const KeptPlan& kept = plan.kept;
-  const bool is_by_score = plan.method.goes_by_score();
+  const bool is_by_score = GoesByScore(plan);
   return {{"entries", kept.n_entries},
           {"most_entries", kept.most_entries},
           {"shares", KeptSharesName(kept.shares)},
@@ -176,7 +178,7 @@ Json KvPlanInfo(const KvPlan& plan) {
   info["select"] = plan.selected_entries();
   info["window"] = plan.window_entries;
   info["sinks"] =
-      plan.method.has_clusters() ? plan.clusters.n_sinks : plan.n_pinned * plan.record.group_tokens;
+      std::max(plan.clusters.n_sinks, plan.n_pinned * plan.record.group_tokens);  // one of them is 0
   info["layer_select"] = LayersInfo(plan);
   info["reuse"] = plan.n_cache_slots;
   info["rank"] = plan.index.rank;

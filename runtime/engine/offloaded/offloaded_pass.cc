@@ -138,7 +138,7 @@ GroupStoreStats Since(const GroupStoreStats& before, const GroupStoreStats& now)
 
 std::optional<KvReport> OffloadedForwardPass::kv_report() const {
   KvReport report{.plan = cache_->plan(), .stats = cache_->stats(), .store = {}, .io = std::nullopt};
-  if (cache_->is_on_flash()) {
+  if (cache_->has_store()) {
     report.store = Since(store_before_, cache_->store_stats());
     report.io = *cache_->store_mode();
   }
@@ -162,7 +162,7 @@ Status OffloadedForwardPass::Init() {
   if (plan.n_usual > 0) pace_.emplace(plan.n_least(), plan.n_usual, plan.n_chosen, plan.hide);
   if (plan.has_statics() && plan.statics.steps > 0) recent_.resize(plan.n_sequences);
   for (RecentTokens& recent : recent_) recent.ids.reserve(plan.statics.observed_rows + 1);
-  if (cache_->is_on_flash()) thread_.emplace(device_, *cache_, n_layers());
+  if (cache_->has_store()) thread_.emplace(device_, *cache_, n_layers());
   if (cache_->spaces().are_used()) KVRUN_RETURN_IF_ERROR(GiveNorms());
   for (uint32_t i = 0; probe_ != nullptr && i < n_layers(); ++i) {
     KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<Buffer> queries,

@@ -86,7 +86,7 @@ Status KvSlots::Make() {
 
 Status KvSlots::MakeAll() {
   const ReplacementPolicy* policy = nullptr;
-  if (plan_.method.selects()) {
+  if (!plan_.policy.empty()) {
     KVRUN_ASSIGN_OR_RETURN(policy, FindReplacementPolicy(plan_.policy));
   }
   for (uint32_t i = 0; i < n_layers_ && plan_.n_own_slots() > 0; ++i) {

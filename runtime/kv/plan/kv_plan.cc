@@ -95,7 +95,7 @@ uint64_t KvPlan::prefill_bytes() const { return Sum(parts, &KvPart::in_prefill);
 uint64_t KvPlan::decode_bytes() const { return Sum(parts, &KvPart::in_decode); }
 
 uint32_t KvPlan::n_choosable() const {
-  if (!method.has_clusters()) return n_groups();
+  if (extents_are_groups()) return n_groups();
   // Each cluster leaves one record unfilled at most.
   const uint64_t slot_tokens = slot_record.group_tokens;
   return static_cast<uint32_t>((n_ctx + clusters.n_clusters * (slot_tokens - 1)) / slot_tokens);
@@ -103,7 +103,7 @@ uint32_t KvPlan::n_choosable() const {
 
 uint32_t KvPlan::EntriesOfSlots(uint32_t n_slots) const {
   const uint64_t most = uint64_t{n_slots} * slot_record.group_tokens;
-  if (!method.has_clusters()) return static_cast<uint32_t>(std::min<uint64_t>(most, n_ctx));
+  if (extents_are_groups()) return static_cast<uint32_t>(std::min<uint64_t>(most, n_ctx));
   if (n_slots == n_choosable()) return n_ctx;
   const double filled = 1.0 / (1.0 + (slot_record.group_tokens - 1) / (2.0 * clusters.mean_entries));
   return static_cast<uint32_t>(
@@ -121,7 +121,7 @@ uint32_t KvPlan::most_chosen() const {
 }
 
 uint32_t KvPlan::selected_entries() const {
-  if (method.has_clusters()) return EntriesOfSlots(n_chosen);
+  if (!extents_are_groups()) return EntriesOfSlots(n_chosen);
   return (n_chosen - n_pinned) * record.group_tokens + statics.n_entries;
 }
 

@@ -297,6 +297,7 @@ struct KvPlan {
   // there: where records are rotated, the sinks, which lose most by few bits. They are pinned, where groups
   // are selected, and have no slots.
   uint32_t n_exact_groups = 0;
+  uint32_t n_exact_chosen = 0;  // of them, those that a choice counts
   // Of their entries, the first so many are exact, and the others as they are stored: results depend neither
   // on the group's size nor on the method.
   uint32_t n_exact_entries = 0;
@@ -362,8 +363,7 @@ struct KvPlan {
   // layers later (KvThread).
   uint32_t pool_parts() const { return n_pool_slots == 0 ? 0 : 1 + method.lookahead; }
   SlotCacheShape slot_cache_shape(uint32_t layer) const {
-    return {n_own_slots(layer), n_needed_in_slots(layer), n_pool_slots, n_record_ids(),
-            method.has_clusters() ? records_per_cluster() : 1};
+    return {n_own_slots(layer), n_needed_in_slots(layer), n_pool_slots, n_record_ids(), records_per_extent()};
   }
   // Of a layer, as n_chosen.
   uint32_t chosen_of(uint32_t layer) const { return n_chosen + extra_of(layer); }
@@ -383,13 +383,12 @@ struct KvPlan {
   uint32_t n_needed() const { return most_chosen() + most_sampled(); }
   // Of a layer, groups that lie in slots or pool.
   uint32_t n_needed_in_slots(uint32_t layer) const {
-    if (method.has_clusters()) return n_chosen;
-    return chosen_of(layer) + most_sampled() - std::min(n_chosen, n_exact_groups);
+    return chosen_of(layer) + most_sampled() - std::min(n_chosen, n_exact_chosen);
   }
   // Slots that a stream of a layer has of its own. Where all lie in memory, group i lies in slot i.
   uint32_t n_own_slots(uint32_t layer = 0) const {
-    if (method.has_clusters() || !method.is_on_flash()) return n_cache_slots;
-    return n_cache_slots + extra_of(layer) - std::min(n_cache_slots, n_exact_groups);
+    if (!method.is_on_flash()) return n_cache_slots;
+    return n_cache_slots + extra_of(layer) - std::min(n_cache_slots, n_exact_chosen);
   }
   // The window's records of a stream: of the exact groups, then the ring.
   uint32_t n_window_records() const { return n_exact_groups + n_window_slots; }
@@ -397,9 +396,9 @@ struct KvPlan {
   uint32_t key_dim() const { return record.n_heads * heads_per_sequence() * record.head_dim; }
   bool has_statics() const { return statics.n_entries > 0; }
   // Mapping tables say of each slot how many of its entries count, and their bias (SlotShape::has_biases).
-  bool has_slot_biases() const { return method.has_clusters() || has_statics() || n_sampled > 0; }
+  bool has_slot_biases() const { return slot_record.has_positions || has_statics() || n_sampled > 0; }
   // Of a prompt, at most so many rows are observed: how much attention they give to each entry is asked for.
-  uint32_t observed_rows() const { return method.evicts() ? kept.observed_rows : statics.observed_rows; }
+  uint32_t observed_rows() const { return std::max(kept.observed_rows, statics.observed_rows); }
   // One entry of a stream, in the types of `record`.
   KvRecordShape entry_record() const {
     KvRecordShape entry = record;
@@ -417,9 +416,11 @@ struct KvPlan {
   uint32_t records_per_cluster() const {
     return (clusters.max_entries + slot_record.group_tokens - 1) / slot_record.group_tokens;
   }
+  bool extents_are_groups() const { return clusters.n_clusters == 0; }
+  uint32_t records_per_extent() const { return std::max(records_per_cluster(), 1U); }
   // Ids of what slots hold: groups, or records of clusters (cluster * records_per_cluster() + i).
   uint32_t n_record_ids() const {
-    return method.has_clusters() ? clusters.n_clusters * records_per_cluster() : n_groups();
+    return (extents_are_groups() ? n_groups() : clusters.n_clusters) * records_per_extent();
   }
   // Slots that all entries of a stream take at most.
   uint32_t n_choosable() const;

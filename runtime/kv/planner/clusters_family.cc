@@ -117,7 +117,8 @@ class Clusters final : public KvFamily {
                  KvPlan& plan) const override {
     SetSlots(draft, n_chosen, n_cache_slots, plan);
   }
-  uint32_t ExactGroups(const KvPlan& plan) const override { return plan.clusters.n_sinks; }
+  // In no cluster.
+  void SetExactGroups(KvPlan& plan) const override { plan.n_exact_groups = plan.clusters.n_sinks; }
 
   void SizeParts(const KvSizeInput& input, KvPlan& plan) const override;
   uint64_t PromptBytes(const KvSizeInput& input, const KvPlan& plan) const override {

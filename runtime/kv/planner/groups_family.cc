@@ -133,9 +133,9 @@ class Groups final : public KvFamily {
   void ShapeIndex(const PlanDraft& draft, const PlanRow& row, KvPlan& plan) const override;
   void SetCounts(const PlanDraft& draft, uint32_t n_chosen, uint32_t n_cache_slots,
                  KvPlan& plan) const override;
-  uint32_t ExactGroups(const KvPlan& plan) const override {
-    if (plan.method.selects()) return plan.n_pinned;
-    return std::min(CeilDiv(kSinkEntries, plan.record.group_tokens), plan.n_groups());
+  void SetExactGroups(KvPlan& plan) const override {
+    const uint32_t sinks = std::min(CeilDiv(kSinkEntries, plan.record.group_tokens), plan.n_groups());
+    plan.n_exact_groups = plan.n_exact_chosen = plan.method.selects() ? plan.n_pinned : sinks;
   }
 
   void SizeParts(const KvSizeInput& input, KvPlan& plan) const override;

@@ -55,7 +55,7 @@ class Kept final : public KvFamily {
                  KvPlan& plan) const override {
     SetKept(n_chosen, plan);
   }
-  uint32_t ExactGroups(const KvPlan& /*plan*/) const override { return 0; }
+  void SetExactGroups(KvPlan& /*plan*/) const override {}
 
   void SizeParts(const KvSizeInput& input, KvPlan& plan) const override { SizeKeptParts(input, plan); }
   uint64_t PromptBytes(const KvSizeInput& input, const KvPlan& plan) const override {

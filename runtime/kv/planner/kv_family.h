@@ -61,8 +61,8 @@ class KvFamily {
   virtual void ShapeIndex(const PlanDraft& /*draft*/, const PlanRow& /*row*/, KvPlan& /*plan*/) const {}
   virtual void SetCounts(const PlanDraft& draft, uint32_t n_chosen, uint32_t n_cache_slots,
                          KvPlan& plan) const = 0;
-  // KvPlan::n_exact_groups, of rotated records.
-  virtual uint32_t ExactGroups(const KvPlan& plan) const = 0;
+  // KvPlan::n_exact_groups and n_exact_chosen, of rotated records.
+  virtual void SetExactGroups(KvPlan& plan) const = 0;
 
   // --- Bytes, of all layers and sequences.
   // There is a file; prompts may put tiles and hidden states there.

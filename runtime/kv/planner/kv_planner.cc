@@ -158,9 +158,9 @@ void Planner::SetSpace(KvPlan& plan) const {
     has_int4 = has_int4 || record.k_type == KvType::kInt4 || record.v_type == KvType::kInt4;
   }
   plan.rotates = draft_.options.rotate.value_or(has_int4);
-  plan.n_exact_groups = plan.n_exact_entries = 0;
+  plan.n_exact_groups = plan.n_exact_chosen = plan.n_exact_entries = 0;
   if (!plan.rotates) return;
-  plan.n_exact_groups = family_.ExactGroups(plan);
+  family_.SetExactGroups(plan);
   plan.n_exact_entries = std::min(draft_.options.sink_entries.value_or(kSinkEntries),
                                   plan.n_exact_groups * plan.record.group_tokens);
 }

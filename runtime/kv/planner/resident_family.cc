@@ -25,8 +25,9 @@ class Resident final : public KvFamily {
                  KvPlan& plan) const override {
     plan.n_chosen = plan.n_cache_slots = plan.n_groups();
   }
-  uint32_t ExactGroups(const KvPlan& plan) const override {
-    return std::min(CeilDiv(kSinkEntries, plan.record.group_tokens), plan.n_groups());
+  void SetExactGroups(KvPlan& plan) const override {
+    plan.n_exact_groups = plan.n_exact_chosen =
+        std::min(CeilDiv(kSinkEntries, plan.record.group_tokens), plan.n_groups());
   }
 
   bool has_file() const override { return false; }

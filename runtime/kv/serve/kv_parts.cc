@@ -1,8 +1,12 @@
 #include "runtime/kv/serve/kv_parts.h"
 
+#include <utility>
+
 #include "platform/base/check.h"
 #include "runtime/kv/clusters/cluster_index.h"
 #include "runtime/kv/clusters/cluster_ledger.h"
+#include "runtime/kv/evict/evicting_ledger.h"
+#include "runtime/kv/groups/sequence_ledger.h"
 #include "runtime/kv/index/low_rank_index.h"
 #include "runtime/kv/index/page_index.h"
 #include "runtime/kv/math/page_bounds.h"
@@ -54,18 +58,61 @@ Result<std::unique_ptr<KvIndex>> MakeClusterIndex(Device& device, const KvPlan& 
   return std::unique_ptr<KvIndex>(std::move(index));
 }
 
+Result<LedgerParts> MakeClusters(const LedgerNeeds& needs) {
+  LedgerParts parts;
+  const auto factors =
+      needs.adapter != nullptr ? std::span(needs.adapter->cluster_thresholds) : std::span<const float>();
+  ClusterFiles& store = *needs.stores.clusters;
+  parts.clusters = std::make_unique<ClusterSet>(needs.plan, needs.n_layers, factors);
+  parts.extents = std::make_unique<ClusterExtents>(needs.plan, *parts.clusters, store);
+  parts.reader = parts.extents.get();
+  KVRUN_CHECK(needs.plan.method.index == KvIndexKind::kCentroids);
+  auto& centroids = static_cast<ClusterIndex&>(*needs.index);
+  KVRUN_ASSIGN_OR_RETURN(
+      parts.ledger, ClusterLedger::Create(needs.device, needs.plan, needs.n_layers, *parts.clusters, store,
+                                          needs.window, needs.slots, centroids, needs.spaces));
+  return parts;
+}
+
+Result<LedgerParts> MakeKept(const LedgerNeeds& needs) {
+  LedgerParts parts;
+  KVRUN_ASSIGN_OR_RETURN(parts.ledger, EvictingLedger::Create(needs.device, needs.plan, needs.n_layers,
+                                                              needs.window, std::move(needs.stores.vault)));
+  return parts;
+}
+
+// On flash, or all in slots.
+LedgerParts MakeGroups(const LedgerNeeds& needs) {
+  LedgerParts parts;
+  RecordStore* store = needs.stores.groups.get();
+  parts.reader = needs.stores.groups.get();
+  if (store == nullptr) {
+    parts.in_memory = std::make_unique<SlotRecordStore>(needs.slots.own_shape(0), needs.n_layers);
+    store = parts.in_memory.get();
+    parts.reader = parts.in_memory.get();
+  }
+  const KvPlan& plan = needs.plan;
+  if (plan.has_statics()) {
+    if (plan.statics.lays_pages) {
+      parts.pages = std::make_unique<StaticPages>(plan, needs.n_layers, *store, *needs.index);
+    }
+    parts.statics = std::make_unique<StaticSet>(needs.device, plan, needs.n_layers, parts.pages.get());
+  }
+  parts.ledger = std::make_unique<SequenceLedger>(plan, needs.n_layers, *store, needs.window, needs.slots,
+                                                  needs.index, parts.statics.get(), needs.spaces);
+  return parts;
+}
+
 }  // namespace
 
-Result<std::unique_ptr<KvLedger>> MakeClusterLedger(Device& device, const KvPlan& plan, uint32_t n_layers,
-                                                    ClusterSet& clusters, ClusterFiles& store,
-                                                    RecentWindow& window, KvSlots& slots, KvIndex& index,
-                                                    const EntrySpaces& spaces) {
-  KVRUN_CHECK(plan.method.index == KvIndexKind::kCentroids);
-  auto& centroids = static_cast<ClusterIndex&>(index);
-  KVRUN_ASSIGN_OR_RETURN(
-      std::unique_ptr<ClusterLedger> ledger,
-      ClusterLedger::Create(device, plan, n_layers, clusters, store, window, slots, centroids, spaces));
-  return std::unique_ptr<KvLedger>(std::move(ledger));
+Result<LedgerParts> MakeLedger(const LedgerNeeds& needs) {
+  switch (needs.plan.method.store) {
+    case KvStoreKind::kResident:
+    case KvStoreKind::kGroups: break;
+    case KvStoreKind::kClusters: return MakeClusters(needs);
+    case KvStoreKind::kKept: return MakeKept(needs);
+  }
+  return MakeGroups(needs);
 }
 
 Result<std::unique_ptr<KvIndex>> MakeIndex(Device& device, const KvPlan& plan, uint32_t n_layers,

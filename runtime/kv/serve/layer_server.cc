@@ -18,14 +18,14 @@ double MillisecondsSince(Clock::time_point begin) {
 }  // namespace
 
 LayerServer::LayerServer(const KvPlan& plan, uint32_t n_layers, RecentWindow& window, KvSlots& slots)
-    : plan_(plan), window_(window), slots_(slots) {
-  if (!plan.method.selects() && plan.method.is_on_flash()) {
+    : plan_(plan), window_(window), slots_(slots), reads_(plan.method.is_on_flash()) {
+  if (reads_ && !plan.method.selects()) {
     all_.resize(plan.n_groups());
     std::iota(all_.begin(), all_.end(), 0U);
   }
   // Where a prompt says the static set's share, all may be chosen.
   const uint32_t most_needed = std::max(plan.n_needed(), plan.statics.n_total);
-  if (!plan.method.evicts()) fetches_.reserve(size_t{plan.n_streams} * most_needed);
+  if (reads_) fetches_.reserve(size_t{plan.n_streams} * most_needed);
   planned_.reserve(plan.n_streams);
   samples_.reserve(plan.n_streams);
   if (plan.n_sampled > 0) {
@@ -99,7 +99,7 @@ Status LayerServer::PlanLayer(uint32_t layer) {
   planned_.clear();
   samples_.clear();
   with_samples_.clear();
-  if (!plan_.method.is_on_flash()) return Status::Ok();  // everything is where it is attended to
+  if (!reads_) return Status::Ok();  // everything is where it is attended to
   if (selector_ != nullptr) KVRUN_RETURN_IF_ERROR(selector_->Receive(layer));
   for (uint32_t row = 0; row < step_->spans.size(); ++row) {
     for (uint32_t head = 0; head < heads(); ++head) {
@@ -240,7 +240,7 @@ void LayerServer::DropPlanned(uint32_t layer) {
 // The groups of a row before its window.
 Status LayerServer::NameSlots(const StreamStep& step) {
   const SlotBuffers* const own = slots_.own(step.layer);
-  if (!plan_.method.is_on_flash()) {
+  if (!reads_) {
     const uint32_t n_exact = std::min(plan_.n_exact_groups, step.n_groups);
     if (own != nullptr) own->NameFirst(step.stream, step.n_groups, n_exact);
   } else {

@@ -80,6 +80,7 @@ class LayerServer {
   const KvPlan& plan_;
   RecentWindow& window_;
   KvSlots& slots_;
+  bool reads_;  // from flash; else all that there is lies in slots, or nothing does
   KvSelector* selector_ = nullptr;
   RecordFetcher* reader_ = nullptr;
   ExtentMap* extents_ = nullptr;  // may be null: a group is a record

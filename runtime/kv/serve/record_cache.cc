@@ -6,8 +6,6 @@
 #include <utility>
 
 #include "platform/base/check.h"
-#include "runtime/kv/evict/evicting_ledger.h"
-#include "runtime/kv/groups/sequence_ledger.h"
 #include "runtime/kv/planner/kv_plan_statics.h"
 #include "runtime/kv/replay/replayed_selector.h"
 #include "runtime/kv/serve/kv_parts.h"
@@ -22,8 +20,6 @@ RecordCache::RecordCache(Device& device, const KvPlan& plan, uint32_t n_layers, 
       slots_(device, plan_, n_layers),
       server_(plan_, n_layers, window_, slots_) {
   step_.spans.reserve(plan_.n_sequences);
-  if (stores_.is_empty() && !plan_.method.evicts())
-    in_memory_ = std::make_unique<SlotRecordStore>(slots_.own_shape(0), n_layers);
 }
 
 Result<std::unique_ptr<RecordCache>> RecordCache::Create(Device& device, const KvPlan& plan,
@@ -40,42 +36,21 @@ Status RecordCache::CreateParts(Device& device, const Adapter* adapter) {
   KVRUN_ASSIGN_OR_RETURN(window_, RecentWindow::Create(device, plan_, n_layers_));
   KVRUN_ASSIGN_OR_RETURN(index_, MakeIndex(device, plan_, n_layers_, adapter, stores_.rows.get(), spaces_));
   selector_ = MakeSelector(device, plan_, n_layers_);
-  KVRUN_RETURN_IF_ERROR(CreateLedger(device, adapter));
+  KVRUN_ASSIGN_OR_RETURN(parts_, MakeLedger({.device = device,
+                                             .plan = plan_,
+                                             .n_layers = n_layers_,
+                                             .adapter = adapter,
+                                             .stores = stores_,
+                                             .window = window_,
+                                             .slots = slots_,
+                                             .index = index_.get(),
+                                             .spaces = spaces_}));
+  ledger_ = parts_.ledger.get();
   server_.SetSelector(selector_.get());
-  if (!plan_.method.evicts()) server_.SetReader(&reader());
-  server_.SetExtents(extents_.get());
-  server_.SetStatics(statics_.get());
+  server_.SetReader(parts_.reader);
+  server_.SetExtents(parts_.extents.get());
+  server_.SetStatics(parts_.statics.get());
   return Status::Ok();
-}
-
-Status RecordCache::CreateLedger(Device& device, const Adapter* adapter) {
-  if (stores_.clusters != nullptr) {
-    const std::span<const float> factors =
-        adapter != nullptr ? std::span(adapter->cluster_thresholds) : std::span<const float>();
-    clusters_ = std::make_unique<ClusterSet>(plan_, n_layers_, factors);
-    extents_ = std::make_unique<ClusterExtents>(plan_, *clusters_, *stores_.clusters);
-    KVRUN_ASSIGN_OR_RETURN(ledger_, MakeClusterLedger(device, plan_, n_layers_, *clusters_, *stores_.clusters,
-                                                      window_, slots_, *index_, spaces_));
-    return Status::Ok();
-  }
-  if (plan_.method.evicts()) {
-    KVRUN_ASSIGN_OR_RETURN(
-        ledger_, EvictingLedger::Create(device, plan_, n_layers_, window_, std::move(stores_.vault)));
-    return Status::Ok();
-  }
-  RecordStore& store = in_memory_ != nullptr ? static_cast<RecordStore&>(*in_memory_) : *stores_.groups;
-  if (plan_.has_statics()) {
-    if (plan_.statics.lays_pages) pages_ = std::make_unique<StaticPages>(plan_, n_layers_, store, *index_);
-    statics_ = std::make_unique<StaticSet>(device, plan_, n_layers_, pages_.get());
-  }
-  ledger_ = std::make_unique<SequenceLedger>(plan_, n_layers_, store, window_, slots_, index_.get(),
-                                             statics_.get(), spaces_);
-  return Status::Ok();
-}
-
-RecordFetcher& RecordCache::reader() {
-  if (extents_ != nullptr) return *extents_;
-  return in_memory_ != nullptr ? static_cast<RecordFetcher&>(*in_memory_) : *stores_.groups;
 }
 
 const IoMode* RecordCache::store_mode() const {
@@ -119,7 +94,7 @@ Status RecordCache::SetMeansFromStored(uint32_t sequence) {
 
 Status RecordCache::LearnFromStored(uint32_t sequence) {
   KVRUN_RETURN_IF_ERROR(WriteCompletedGroups());
-  if (is_on_flash()) LeaveDecode();  // their room is for the work on adapters, as in prefill
+  if (has_store()) LeaveDecode();  // their room is for the work on adapters, as in prefill
   KVRUN_RETURN_IF_ERROR(SetMeansFromStored(sequence));
   return index_->LearnFromStored(sequence, *ledger_);
 }
@@ -127,7 +102,7 @@ Status RecordCache::LearnFromStored(uint32_t sequence) {
 Status RecordCache::BeginPrefill(uint32_t sequence, uint32_t begin) {
   KVRUN_RETURN_IF_ERROR(ledger_->BeginPrefill(sequence, begin));
   if (begin == 0) KVRUN_RETURN_IF_ERROR(spaces_.Forget(sequence));
-  if (in_memory_ != nullptr) return BeginDecode();  // the slots are where everything is
+  if (parts_.in_memory != nullptr) return BeginDecode();  // the slots are where everything is
   LeaveDecode();
   return Status::Ok();
 }
@@ -166,13 +141,13 @@ Status RecordCache::BeginDecode() {
   if (in_decode()) return Status::Ok();
   SettleStaticShare();
   KVRUN_RETURN_IF_ERROR(slots_.Make());
-  for (uint32_t i = 0; in_memory_ != nullptr && i < n_layers_; ++i) {
-    in_memory_->SetSlots(i, slots_.own(i)->slots());
+  for (uint32_t i = 0; parts_.in_memory != nullptr && i < n_layers_; ++i) {
+    parts_.in_memory->SetSlots(i, slots_.own(i)->slots());
   }
   Status begun = selector_ != nullptr ? selector_->BeginDecode() : Status::Ok();
-  const uint64_t written_before = pages_ != nullptr ? store_stats().written_bytes : 0;
+  const uint64_t written_before = parts_.pages != nullptr ? store_stats().written_bytes : 0;
   if (begun.ok()) begun = ledger_->BeginDecode();
-  if (pages_ != nullptr) repaged_bytes_ += store_stats().written_bytes - written_before;
+  if (parts_.pages != nullptr) repaged_bytes_ += store_stats().written_bytes - written_before;
   if (!begun.ok()) LeaveDecode();
   return begun;
 }
@@ -187,7 +162,8 @@ void RecordCache::SettleStaticShare() {
 }
 
 void RecordCache::LeaveDecode() {
-  for (uint32_t i = 0; in_memory_ != nullptr && i < n_layers_; ++i) in_memory_->SetSlots(i, nullptr);
+  for (uint32_t i = 0; parts_.in_memory != nullptr && i < n_layers_; ++i)
+    parts_.in_memory->SetSlots(i, nullptr);
   slots_.Drop();
   if (selector_ != nullptr) selector_->EndDecode();
   ledger_->LeaveDecode();
@@ -243,7 +219,7 @@ Status RecordCache::FetchLayer(uint32_t layer) {
   for (uint32_t head = 0; head < heads; ++head) {
     std::vector<uint32_t>& positions = attended_[size_t{layer} * heads + head];
     positions.clear();
-    if (!plan_.method.evicts()) server_.AddPositions(layer, 0, head, &positions);
+    if (parts_.reader != nullptr) server_.AddPositions(layer, 0, head, &positions);
     ledger_->AddKeptPositions(layer, 0, head, &positions);
     std::sort(positions.begin(), positions.end());
   }
@@ -258,7 +234,7 @@ std::vector<std::vector<uint32_t>> RecordCache::GroupsBeforeWindow(uint32_t laye
 }
 
 void RecordCache::ReplaySelection(double repeated_share) {
-  if (selector_ == nullptr || extents_ != nullptr || plan_.statics.share.by_prompt) return;
+  if (selector_ == nullptr || parts_.extents != nullptr || plan_.statics.share.by_prompt) return;
   // What is replayed has no scores: it repeats as much as the limit would have it.
   if (plan_.limits_reads() && plan_.n_chosen > plan_.n_pinned) {
     const double unpinned = plan_.n_chosen - plan_.n_pinned;
@@ -269,12 +245,13 @@ void RecordCache::ReplaySelection(double repeated_share) {
 }
 
 void RecordCache::BeginReadLog() {
-  if (extents_ == nullptr) server_.SetReader(&read_log_.emplace(reader()));
+  if (parts_.reader != nullptr && parts_.extents == nullptr)
+    server_.SetReader(&read_log_.emplace(*parts_.reader));
 }
 
 Result<RepeatedReads> RecordCache::RepeatReads() {
-  if (!read_log_ || !is_on_flash()) return RepeatedReads();
-  server_.SetReader(&reader());
+  if (!read_log_ || !has_store()) return RepeatedReads();
+  server_.SetReader(parts_.reader);
   KVRUN_CHECK(in_decode());  // the slots that were read into are there
   const GroupStoreStats before = store_stats();
   const auto begin = std::chrono::steady_clock::now();

@@ -17,17 +17,15 @@
 
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
-#include "runtime/kv/clusters/cluster_extents.h"
 #include "runtime/kv/contracts/kv_index.h"
 #include "runtime/kv/contracts/kv_ledger.h"
 #include "runtime/kv/contracts/kv_selector.h"
-#include "runtime/kv/groups/static_set.h"
 #include "runtime/kv/memory/entry_spaces.h"
 #include "runtime/kv/memory/kv_slots.h"
 #include "runtime/kv/memory/recent_window.h"
-#include "runtime/kv/memory/slot_record_store.h"
 #include "runtime/kv/plan/kv_plan.h"
 #include "runtime/kv/plan/kv_step.h"
+#include "runtime/kv/serve/kv_parts.h"
 #include "runtime/kv/serve/kv_stores.h"
 #include "runtime/kv/serve/layer_server.h"
 #include "runtime/kv/serve/read_log.h"
@@ -44,8 +42,8 @@ class RecordCache {
   const KvPlan& plan() const { return plan_; }
   // Entries that are there, of a sequence.
   uint32_t length(uint32_t sequence) const { return ledger_->length(sequence); }
-  // Not: everything is in memory.
-  bool is_on_flash() const { return store_mode() != nullptr; }
+  // On flash; else everything is in memory.
+  bool has_store() const { return store_mode() != nullptr; }
   const IoMode* store_mode() const;
   GroupStoreStats store_stats() const;
   // Null where the method has none.
@@ -155,7 +153,7 @@ class RecordCache {
   void NoteAttended() { notes_attended_ = tells_entries(); }
 
   // The next step counts what its first row wants of clusters, in the order of the text.
-  void CountTextRuns() { counts_next_ = extents_ != nullptr; }
+  void CountTextRuns() { counts_next_ = parts_.extents != nullptr; }
 
   const KvStats& stats() const { return server_.stats(); }
   std::optional<ClusterReport> clusters() const;
@@ -184,29 +182,25 @@ class RecordCache {
   RecordCache(Device& device, const KvPlan& plan, uint32_t n_layers, KvStores stores);
 
   Status CreateParts(Device& device, const Adapter* adapter);
-  Status CreateLedger(Device& device, const Adapter* adapter);
-  RecordFetcher& reader();
   void CountInText(uint32_t layer);
   // A step's choice is told in entries, not in groups.
-  bool tells_entries() const { return extents_ != nullptr || statics_ != nullptr || plan_.method.evicts(); }
+  bool tells_entries() const {
+    return parts_.extents != nullptr || parts_.statics != nullptr || parts_.reader == nullptr;
+  }
   void SettleStaticShare();
   Status SetMeansFromStored(uint32_t sequence);
   void LeaveDecode();
 
   KvPlan plan_;  // changes where prompts say the static set's share
   uint32_t n_layers_;
-  KvStores stores_;                             // on flash
-  std::unique_ptr<SlotRecordStore> in_memory_;  // or this
+  KvStores stores_;  // on flash
   std::unique_ptr<KvIndex> index_;
   std::unique_ptr<KvSelector> selector_;
   EntrySpaces spaces_;
   RecentWindow window_;
   KvSlots slots_;
-  std::unique_ptr<ClusterSet> clusters_;     // null: extents are groups
-  std::unique_ptr<ClusterExtents> extents_;  // the same
-  std::unique_ptr<StaticPages> pages_;       // null: none are laid anew
-  std::unique_ptr<StaticSet> statics_;       // null: there is none
-  std::unique_ptr<KvLedger> ledger_;
+  LedgerParts parts_;
+  KvLedger* ledger_ = nullptr;  // of the parts
   LayerServer server_;
   KvStep step_;  // the last that began: the parts look at it
   std::optional<ReadLog> read_log_;
