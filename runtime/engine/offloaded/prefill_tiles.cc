@@ -85,11 +85,12 @@ Status PrefillTiles::End() {
   return commands_.MakeGivenUp(device_);
 }
 
-Status PrefillTiles::Show(uint32_t tile, const TilePlanes& planes, PrefillSink& sink) {
-  if (is_left_stored(tile)) return sink.LoadEarlier(layer_, tile, later_.get());
+Result<bool> PrefillTiles::Show(uint32_t tile, const TilePlanes& planes) {
+  if (is_left_stored(tile)) return false;
   KVRUN_RETURN_IF_ERROR(spill_.ReadTile(tile, planes, 0, 1, later_->host()));
   const uint64_t head_bytes = later_->size_bytes() / tiling_.later.n_kv_heads;
-  return later_->Flush(planes.first_head * head_bytes, planes.n_heads * head_bytes);
+  KVRUN_RETURN_IF_ERROR(later_->Flush(planes.first_head * head_bytes, planes.n_heads * head_bytes));
+  return true;
 }
 
 Status PrefillTiles::CreateTiles() {
@@ -214,7 +215,7 @@ AttentionArgs PrefillTiles::TileAttention(uint32_t layer, uint32_t n_rows, const
   attention.qkv = place.qkv;
   attention.step = place.step;
   attention.angles = place.angles;
-  attention.kv = tile == 0 ? first_.get() : later_.get();
+  attention.kv = kv(tile);
   attention.kv_shape = tiling_.shape(tile);
   attention.output = place.attended;
   attention.scratch = scratch_.get();
@@ -346,7 +347,6 @@ Result<PrefillTiles::Rows> PrefillTiles::LoadHidden(uint32_t row) {
 
 Status PrefillTiles::RunLayer(uint32_t layer, std::span<const StepRow> rows, const StepProgress& progress,
                               PrefillSink& sink) {
-  layer_ = layer;
   lists_.clear();
   held_first_ = 0;
   KVRUN_RETURN_IF_ERROR(CreateAttentionBuffers());

@@ -19,6 +19,7 @@
 
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
+#include "runtime/engine/offloaded/layer_tiles.h"
 #include "runtime/engine/offloaded/prefill_spill.h"
 #include "runtime/engine/pass/forward_pass.h"
 #include "runtime/engine/pass/step_commands.h"
@@ -58,7 +59,7 @@ class PrefillSink {
   virtual Status StoreTile(uint32_t layer, uint32_t tile) = 0;
 };
 
-class PrefillTiles {
+class PrefillTiles final : public LayerTiles {
  public:
   // For one prompt. `spill` is of PrefillSpill::SizeBytes, or null where nothing has to be put aside. The
   // plan must outlive it.
@@ -75,11 +76,9 @@ class PrefillTiles {
   void DropAttentionBuffers();
 
   // Of the layer that was computed last.
-  const KvTiling& tiling() const { return tiling_; }
-  Buffer* first() const { return first_.get(); }
-  Buffer* later() const { return later_.get(); }  // null: there is one tile
-  // Between layers: `later` holds these planes of a tile that is not the first.
-  Status Show(uint32_t tile, const TilePlanes& planes, PrefillSink& sink);
+  const KvTiling& tiling() const override { return tiling_; }
+  Buffer* kv(uint32_t tile) const override { return tile == 0 ? first_.get() : later_.get(); }
+  Result<bool> Show(uint32_t tile, const TilePlanes& planes) override;
 
   // Puts the last layer's hidden states of the chunk that holds `row`, an index into the prompt's rows, into
   // the commands' hidden buffer; answers which rows these are.
@@ -203,7 +202,6 @@ class PrefillTiles {
   const KvPlan& plan_;
   PrefillSpill spill_;
   KvRange prompt_;
-  uint32_t layer_ = 0;  // that was computed last
   std::vector<Chunk> chunks_;
   KvTiling tiling_;
   std::unique_ptr<Buffer> first_;    // K and V of one layer, KvShape
