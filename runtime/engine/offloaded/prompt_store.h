@@ -13,7 +13,7 @@
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
 #include "runtime/engine/offloaded/layer_tiles.h"
-#include "runtime/engine/offloaded/prefill_tiles.h"
+#include "runtime/engine/offloaded/prefill_sink.h"
 #include "runtime/engine/pass/layer_sums.h"
 #include "runtime/engine/pass/row_mass.h"
 #include "runtime/engine/pass/step_commands.h"
