@@ -1,6 +1,28 @@
 #include "runtime/engine/offloaded/offloaded_prefill.h"
 
+#include "platform/base/check.h"
+
 namespace kvrun {
+namespace {
+
+// A layer that a resident pass has, as one tile.
+class ResidentTile final : public LayerTiles {
+ public:
+  ResidentTile(const KvShape& shape, Buffer* kv) : tiling_{shape, {}}, kv_(kv) {}
+
+  const KvTiling& tiling() const override { return tiling_; }
+  Buffer* kv(uint32_t /*tile*/) const override { return kv_; }
+  Result<bool> Show(uint32_t tile, const TilePlanes& /*planes*/) override {
+    KVRUN_CHECK(tile == 0);
+    return true;
+  }
+
+ private:
+  KvTiling tiling_;
+  Buffer* kv_;
+};
+
+}  // namespace
 
 Result<std::unique_ptr<OffloadedPrefill>> OffloadedPrefill::Create(Device& device, StepCommands& commands,
                                                                    RecordCache& cache, SpillFile* spill) {
@@ -13,10 +35,7 @@ Result<std::unique_ptr<OffloadedPrefill>> OffloadedPrefill::Create(Device& devic
 
 Status OffloadedPrefill::Run(std::span<const StepRow> rows, const StepProgress& progress) {
   const auto end = static_cast<uint32_t>(rows[0].position + rows.size());
-  store_->Begin(
-      {rows[0].sequence, rows[0].position, end},
-      {tiles_->tiling(), tiles_->first(), tiles_->later(),
-       [this](uint32_t tile, const TilePlanes& planes) { return tiles_->Show(tile, planes, *store_); }});
+  store_->Begin({rows[0].sequence, rows[0].position, end}, *tiles_);
   KVRUN_RETURN_IF_ERROR(tiles_->Begin(rows));
   for (uint32_t layer = 0; layer < n_layers_; ++layer) {
     KVRUN_RETURN_IF_ERROR(tiles_->RunLayer(layer, rows, progress, *store_));
@@ -34,7 +53,8 @@ Status ImportPrompt(Device& device, const StepCommands& commands, RecordCache& c
                          PromptStore::Create(device, commands, cache));
   const bool learns = store->takes_sums();
   for (uint32_t layer = 0; layer < commands.config().n_layers; ++layer) {
-    store->Begin({sequence, 0, n_entries}, {{from.kv_shape(), {}}, from.kv(layer), nullptr, {}});
+    ResidentTile tile(from.kv_shape(), from.kv(layer));
+    store->Begin({sequence, 0, n_entries}, tile);
     KVRUN_RETURN_IF_ERROR(store->StoreTile(layer, 0));
     if (learns) {
       KVRUN_ASSIGN_OR_RETURN(const LayerSums sums, from.Sums(layer));

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "platform/base/check.h"
@@ -12,24 +11,11 @@
 #include "shaders/shared/step_params.h"
 
 namespace kvrun {
-namespace {
-
-uint64_t ChunkHiddenBytes(const ModelConfig& config) {
-  return uint64_t{kChunkRows} * config.n_embd * sizeof(float);
-}
-
-// Chunks of a block, however much room there is: more read little less. And however little: with fewer, a
-// prompt of 16 tiles reads its KV four times.
-constexpr size_t kMostBlockChunks = 16;
-constexpr size_t kLeastBlockChunks = 3;
-
-}  // namespace
-
 Result<std::unique_ptr<PrefillTiles>> PrefillTiles::Create(Device& device, StepCommands& commands,
                                                            const KvPlan& plan, SpillFile* spill) {
   std::unique_ptr<PrefillTiles> tiles(new PrefillTiles(device, commands, plan, spill));
   KVRUN_RETURN_IF_ERROR(tiles->CreateTiles());
-  KVRUN_RETURN_IF_ERROR(tiles->is_tiled() ? tiles->CreateBlockBuffers() : tiles->CreateTurns());
+  KVRUN_RETURN_IF_ERROR(tiles->is_tiled() ? tiles->CreateBlockBuffers() : tiles->turns_.AddInLogits());
   return tiles;
 }
 
@@ -38,21 +24,9 @@ PrefillTiles::PrefillTiles(Device& device, StepCommands& commands, const KvPlan&
       commands_(commands),
       plan_(plan),
       spill_(plan, commands.config(), spill),
-      tiling_(KvTiling::Of(plan, commands.config())) {}
-
-Status PrefillTiles::CreateTurns() {
-  turns_.resize(1);
-  turns_[0].place = commands_.own();
-  if (commands_.logits_buffer()->size_bytes() < ChunkHiddenBytes(commands_.config())) return Status::Ok();
-  turns_.resize(2);
-  turns_[1].place = commands_.own();
-  turns_[1].place.hidden = commands_.logits_buffer();
-  if (!plan_.has_inputs_ahead) return Status::Ok();
-  KVRUN_ASSIGN_OR_RETURN(other_inputs_, StepInputs::Create(commands_.config(), device_, "kv"));
-  turns_[1].place.step = other_inputs_.step.get();
-  turns_[1].place.angles = other_inputs_.angles.get();
-  return Status::Ok();
-}
+      tiling_(KvTiling::Of(plan, commands.config())),
+      turns_(device, commands, plan, spill_),
+      block_room_(device, commands) {}
 
 Status PrefillTiles::MakeBuffer(std::unique_ptr<Buffer>* buffer, uint64_t size_bytes, BufferUse use) {
   KVRUN_ASSIGN_OR_RETURN(*buffer, device_.CreateBuffer(size_bytes, use, "kv"));
@@ -62,34 +36,26 @@ Status PrefillTiles::MakeBuffer(std::unique_ptr<Buffer>* buffer, uint64_t size_b
 Status PrefillTiles::Begin(std::span<const StepRow> rows) {
   prompt_ = {rows[0].sequence, rows[0].position, static_cast<uint32_t>(rows[0].position + rows.size())};
   PlanChunks();
-  for (Turn& turn : turns_) {
-    turn.held = nullptr;
-    turn.is_newer = false;
-  }
-  last_turn_ = turns_.size() - 1;
-  if (!plan_.spills_hidden) hidden_.resize(rows.size() * commands_.config().n_embd);
-  return Embed(rows);
+  return turns_.Begin(chunks_, rows);
 }
 
 Status PrefillTiles::End() {
   lists_.clear();
-  for (Turn& turn : turns_) KVRUN_RETURN_IF_ERROR(LeaveNewer(turn));
+  KVRUN_RETURN_IF_ERROR(turns_.LeaveAll());
   if (!is_tiled()) return Status::Ok();
   // The logits' memory is theirs again.
-  turns_.resize(1);
-  block_qkv_.clear();
-  free_parts_.clear();
-  block_memory_.clear();
-  parts_memory_.clear();
+  turns_.DropAdded();
+  block_room_.Drop();
   scratch_.reset();
   return commands_.MakeGivenUp(device_);
 }
 
-Status PrefillTiles::Show(uint32_t tile, const TilePlanes& planes, PrefillSink& sink) {
-  if (is_left_stored(tile)) return sink.LoadEarlier(layer_, tile, later_.get());
+Result<bool> PrefillTiles::Show(uint32_t tile, const TilePlanes& planes) {
+  if (is_left_stored(tile)) return false;
   KVRUN_RETURN_IF_ERROR(spill_.ReadTile(tile, planes, 0, 1, later_->host()));
   const uint64_t head_bytes = later_->size_bytes() / tiling_.later.n_kv_heads;
-  return later_->Flush(planes.first_head * head_bytes, planes.n_heads * head_bytes);
+  KVRUN_RETURN_IF_ERROR(later_->Flush(planes.first_head * head_bytes, planes.n_heads * head_bytes));
+  return true;
 }
 
 Status PrefillTiles::CreateTiles() {
@@ -98,19 +64,10 @@ Status PrefillTiles::CreateTiles() {
   return MakeBuffer(&later_, tiling_.later.size_bytes(), BufferUse::kShared);
 }
 
-// What a block takes but its tiles: in the place of the logits, and of what the feed-forward network leaves
-// idle. Where a chunk needs more than that, it gets it, as activations do.
+// What a block takes but its tiles.
 Status PrefillTiles::CreateBlockBuffers() {
-  uint64_t room = commands_.logits_buffer()->size_bytes();
+  const uint64_t room_bytes = commands_.logits_buffer()->size_bytes();
   commands_.GiveUpLogits();
-  const auto take = [&room](uint64_t bytes) {
-    const bool is_there = bytes <= room;
-    room -= std::min(bytes, room);
-    return is_there;
-  };
-  const auto make = [this](uint64_t bytes, BufferUse use) {
-    return device_.CreateBuffer(bytes, use, "activations");
-  };
   const uint32_t chunk_rows = tiling_.later.n_ctx;
   AttentionArgs attention = TileAttention(0, chunk_rows, commands_.own(), 1);
   const uint64_t parts_bytes = attention.parts_bytes();
@@ -123,56 +80,10 @@ Status PrefillTiles::CreateBlockBuffers() {
   attention.kv_shape = tiling_.first;
   attention.parts_after = {};
   scratch_bytes = std::max(scratch_bytes, MostScratchBytes(attention, kChunkRows));
-  take(scratch_bytes);
-  KVRUN_ASSIGN_OR_RETURN(scratch_, make(scratch_bytes, BufferUse::kDevice));
-  take(spill_.room_bytes());
-  KVRUN_ASSIGN_OR_RETURN(spill_room_, make(spill_.room_bytes(), BufferUse::kShared));
-  spill_.UseRoom(spill_room_->host());
-  const uint64_t hidden_bytes = ChunkHiddenBytes(commands_.config());
-  turns_.resize(1);
-  turns_[0].place = commands_.own();
-  const auto add_turn = [&]() -> Status {
-    KVRUN_ASSIGN_OR_RETURN(block_memory_.emplace_back(), make(hidden_bytes, BufferUse::kShared));
-    turns_.emplace_back().place = commands_.own();
-    turns_.back().place.hidden = block_memory_.back().get();
-    return Status::Ok();
-  };
-  if (take(hidden_bytes)) KVRUN_RETURN_IF_ERROR(add_turn());
-  FindParts();
-  const auto add_parts = [&]() -> Status {
-    KVRUN_ASSIGN_OR_RETURN(parts_memory_.emplace_back(), make(parts_bytes, BufferUse::kDevice));
-    free_parts_.push_back({parts_memory_.back().get(), 0});
-    return Status::Ok();
-  };
-  block_qkv_.push_back(commands_.qkv());
-  const uint64_t qkv_bytes = uint64_t{chunk_rows} * commands_.qkv_dim() * sizeof(float);
-  // Each chunk of a block has a turn, so that its hidden states come once.
-  const size_t n_later = CeilDiv(plan_.n_ctx - tiling_.first.n_ctx, chunk_rows);
-  while (block_qkv_.size() < std::min(kMostBlockChunks, n_later)) {
-    const bool needs_turn = turns_.size() == block_qkv_.size();
-    const bool needs_parts = free_parts_.size() < block_qkv_.size() + 2;
-    const bool has_room = take(qkv_bytes + (needs_parts ? parts_bytes : 0) + (needs_turn ? hidden_bytes : 0));
-    if (!has_room && block_qkv_.size() >= kLeastBlockChunks) break;
-    if (needs_turn) KVRUN_RETURN_IF_ERROR(add_turn());
-    KVRUN_ASSIGN_OR_RETURN(block_memory_.emplace_back(), make(qkv_bytes, BufferUse::kDevice));
-    block_qkv_.push_back(block_memory_.back().get());
-    if (needs_parts) KVRUN_RETURN_IF_ERROR(add_parts());
-  }
-  while (free_parts_.size() < block_qkv_.size() + 1) KVRUN_RETURN_IF_ERROR(add_parts());
-  return Status::Ok();
-}
-
-// In the feed-forward network's activations, and in memory of their own.
-void PrefillTiles::FindParts() {
-  const uint32_t chunk_rows = tiling_.later.n_ctx;
-  const uint64_t parts_bytes = TileAttention(0, chunk_rows, commands_.own(), 1).parts_bytes();
-  free_parts_.clear();
-  for (Buffer* idle : commands_.feed_forward()) {
-    const auto n = static_cast<uint32_t>(idle->size_bytes() / parts_bytes);
-    for (uint32_t i = 0; i < n; ++i)
-      free_parts_.push_back({idle, i * chunk_rows * commands_.config().n_heads});
-  }
-  for (const std::unique_ptr<Buffer>& own : parts_memory_) free_parts_.push_back({own.get(), 0});
+  KVRUN_ASSIGN_OR_RETURN(scratch_, device_.CreateBuffer(scratch_bytes, BufferUse::kDevice, "activations"));
+  const size_t n_chunks = CeilDiv(plan_.n_ctx - tiling_.first.n_ctx, chunk_rows);
+  return block_room_.Make({chunk_rows, parts_bytes, n_chunks},
+                          room_bytes - std::min(scratch_bytes, room_bytes), spill_, turns_);
 }
 
 // For any number of rows.
@@ -189,7 +100,7 @@ Status PrefillTiles::CreateAttentionBuffers() {
   if (is_tiled()) {
     if (earlier_ != nullptr) return Status::Ok();
     KVRUN_RETURN_IF_ERROR(commands_.MakeFeedForward(device_));
-    FindParts();
+    block_room_.FindParts();
     KVRUN_RETURN_IF_ERROR(MakeBuffer(&earlier_, tiling_.several().size_bytes(), BufferUse::kShared));
     return MakeBuffer(&earlier_step_, sizeof(StepParams), BufferUse::kUpload);
   }
@@ -202,7 +113,7 @@ Status PrefillTiles::CreateAttentionBuffers() {
 void PrefillTiles::DropAttentionBuffers() {
   if (!is_tiled()) return;
   lists_.clear();
-  free_parts_.clear();
+  block_room_.ForgetParts();
   commands_.GiveUpFeedForward();
   earlier_.reset();
   earlier_step_.reset();
@@ -214,7 +125,7 @@ AttentionArgs PrefillTiles::TileAttention(uint32_t layer, uint32_t n_rows, const
   attention.qkv = place.qkv;
   attention.step = place.step;
   attention.angles = place.angles;
-  attention.kv = tile == 0 ? first_.get() : later_.get();
+  attention.kv = kv(tile);
   attention.kv_shape = tiling_.shape(tile);
   attention.output = place.attended;
   attention.scratch = scratch_.get();
@@ -234,125 +145,23 @@ void PrefillTiles::PlanChunks() {
   }
 }
 
-Status PrefillTiles::Embed(std::span<const StepRow> rows) {
-  const auto embed = [&](const Chunk& chunk) -> Status {
-    Turn& turn = TurnOf(chunk);
-    KVRUN_RETURN_IF_ERROR(Finish(turn, nullptr));
-    KVRUN_RETURN_IF_ERROR(LeaveNewer(turn));
-    KVRUN_RETURN_IF_ERROR(FreeInputs(turn, 0, nullptr));
-    KVRUN_ASSIGN_OR_RETURN(turn.embedding, device_.CreateCommandList());
-    KVRUN_RETURN_IF_ERROR(commands_.Embed(*turn.embedding, chunk.n_rows, turn.place));
-    KVRUN_RETURN_IF_ERROR(turn.embedding->Finish());
-    commands_.WriteRows(turn.place, rows.subspan(chunk.first_row, chunk.n_rows), 0);
-    KVRUN_ASSIGN_OR_RETURN(turn.value, device_.Submit(*turn.embedding));
-    turn.held = &chunk;
-    turn.is_running = turn.is_newer = true;
-    return Status::Ok();
-  };
-  Status embedded;
-  for (auto chunk = chunks_.begin(); embedded.ok() && chunk != chunks_.end(); ++chunk)
-    embedded = embed(*chunk);
-  const Status finished = FinishAll(nullptr);
-  KVRUN_RETURN_IF_ERROR(embedded);
-  return finished;
-}
-
-Status PrefillTiles::Leave(const Chunk& chunk, Buffer& from) {
-  KVRUN_RETURN_IF_ERROR(from.Invalidate(0, HiddenBytes(chunk)));
-  const std::span<const std::byte> bytes = from.host().first(HiddenBytes(chunk));
-  if (hidden_.empty()) return spill_.WriteHidden(Number(chunk), bytes);
-  std::memcpy(hidden_.data() + uint64_t{chunk.first_row} * commands_.config().n_embd, bytes.data(),
-              bytes.size());
-  return Status::Ok();
-}
-
-Status PrefillTiles::Come(const Chunk& chunk, Buffer& to) {
-  const std::span<std::byte> bytes = to.host().first(HiddenBytes(chunk));
-  if (hidden_.empty()) {
-    KVRUN_RETURN_IF_ERROR(spill_.ReadHidden(Number(chunk), bytes));
-  } else {
-    std::memcpy(bytes.data(), hidden_.data() + uint64_t{chunk.first_row} * commands_.config().n_embd,
-                bytes.size());
-  }
-  return to.Flush(0, bytes.size());
-}
-
-Status PrefillTiles::LeaveNewer(Turn& turn) {
-  if (!std::exchange(turn.is_newer, false)) return Status::Ok();
-  return Leave(*turn.held, *turn.place.hidden);
-}
-
-PrefillTiles::Turn& PrefillTiles::TurnOf(const Chunk& chunk) {
-  for (size_t i = 0; i < turns_.size(); ++i) {
-    if (turns_[i].held != &chunk) continue;
-    last_turn_ = i;
-    return turns_[i];
-  }
-  last_turn_ = (last_turn_ + 1) % turns_.size();
-  return turns_[last_turn_];
-}
-
-Status PrefillTiles::Bring(const Chunk& chunk, Turn& turn, PrefillSink* sink) {
-  KVRUN_RETURN_IF_ERROR(Finish(turn, sink));
-  if (turn.held == &chunk) return Status::Ok();
-  KVRUN_RETURN_IF_ERROR(LeaveNewer(turn));
-  turn.held = nullptr;  // should it not come
-  KVRUN_RETURN_IF_ERROR(Come(chunk, *turn.place.hidden));
-  turn.held = &chunk;
-  return Status::Ok();
-}
-
-// There is one buffer of gathered rows.
-Status PrefillTiles::FreeInputs(const Turn& turn, size_t n_tapped, PrefillSink* sink) {
-  for (Turn& other : turns_) {
-    const bool is_shared = other.place.step == turn.place.step;
-    if (is_shared || (n_tapped > 0 && !other.tapped.empty())) KVRUN_RETURN_IF_ERROR(Finish(other, sink));
-  }
-  return Status::Ok();
-}
-
-Status PrefillTiles::Finish(Turn& turn, PrefillSink* sink) {
-  if (!turn.is_running) return Status::Ok();
-  const Status waited = device_.Wait(turn.value);
-  turn.is_running = false;
-  turn.embedding.reset();
-  const std::vector<uint32_t> tapped = std::exchange(turn.tapped, {});
-  KVRUN_RETURN_IF_ERROR(waited);
-  return sink != nullptr ? sink->EndTap(prompt_.begin + turn.held->first_row, tapped) : Status::Ok();
-}
-
-// In the order in which they were submitted.
-Status PrefillTiles::FinishAll(PrefillSink* sink) {
-  Status finished;
-  for (size_t i = 1; i <= turns_.size(); ++i) {
-    const Status of_turn = Finish(turns_[(last_turn_ + i) % turns_.size()], sink);
-    if (finished.ok()) finished = of_turn;
-  }
-  return finished;
-}
-
-uint64_t PrefillTiles::HiddenBytes(const Chunk& chunk) const {
-  return uint64_t{chunk.n_rows} * commands_.config().n_embd * sizeof(float);
-}
-
 // In the commands' own buffer: the other one is the logits' again.
 Result<PrefillTiles::Rows> PrefillTiles::LoadHidden(uint32_t row) {
   const auto chunk = std::find_if(chunks_.begin(), chunks_.end(),
                                   [row](const Chunk& c) { return row < c.first_row + c.n_rows; });
   KVRUN_CHECK(chunk != chunks_.end());
-  KVRUN_RETURN_IF_ERROR(Come(*chunk, *commands_.hidden()));
+  KVRUN_RETURN_IF_ERROR(turns_.Come(*chunk, *commands_.hidden()));
   return Rows{chunk->first_row, chunk->n_rows};
 }
 
 Status PrefillTiles::RunLayer(uint32_t layer, std::span<const StepRow> rows, const StepProgress& progress,
                               PrefillSink& sink) {
-  layer_ = layer;
   lists_.clear();
   held_first_ = 0;
   KVRUN_RETURN_IF_ERROR(CreateAttentionBuffers());
   KVRUN_RETURN_IF_ERROR(sink.BeginLayer(layer));
   const Status ran = RunTiles(layer, rows, progress, sink);
-  if (!ran.ok()) static_cast<void>(FinishAll(nullptr));  // lists must outlive what runs
+  if (!ran.ok()) static_cast<void>(turns_.FinishAll(nullptr));  // lists must outlive what runs
   return ran;
 }
 
@@ -370,7 +179,7 @@ Status PrefillTiles::RunTiles(uint32_t layer, std::span<const StepRow> rows, con
   KVRUN_RETURN_IF_ERROR(SpillStored(layer, sink));
   const auto later = std::find_if(chunks_.begin(), chunks_.end(), [](const Chunk& c) { return c.tile > 0; });
   for (std::span<const Chunk> left(later, chunks_.end()); !left.empty();) {
-    const size_t n = std::min(left.size(), block_qkv_.size());
+    const size_t n = std::min(left.size(), block_room_.n_chunks());
     KVRUN_RETURN_IF_ERROR(RunBlock(layer, left.first(n), rows, progress, sink));
     left = left.subspan(n);
   }
@@ -387,9 +196,9 @@ Status PrefillTiles::RunFirstTile(uint32_t layer, std::span<const StepRow> rows,
   }
   // After a layer's last chunk comes the next layer's first.
   if (chunk == chunks_.end() && layer + 1 < commands_.config().n_layers) {
-    KVRUN_RETURN_IF_ERROR(Bring(chunks_.front(), TurnOf(chunks_.front()), &sink));
+    KVRUN_RETURN_IF_ERROR(turns_.Bring(chunks_.front(), turns_.Of(chunks_.front()), &sink));
   }
-  KVRUN_RETURN_IF_ERROR(FinishAll(&sink));
+  KVRUN_RETURN_IF_ERROR(turns_.FinishAll(&sink));
   return sink.StoreTile(layer, 0);
 }
 
@@ -419,11 +228,11 @@ void PrefillTiles::WriteChunk(const Chunk& chunk, std::span<const StepRow> rows,
 
 Status PrefillTiles::ComputeChunk(uint32_t layer, const Chunk& chunk, std::span<const StepRow> rows,
                                   PrefillSink& sink) {
-  Turn& turn = TurnOf(chunk);
-  KVRUN_RETURN_IF_ERROR(Bring(chunk, turn, &sink));
+  Turn& turn = turns_.Of(chunk);
+  KVRUN_RETURN_IF_ERROR(turns_.Bring(chunk, turn, &sink));
   turn.tapped.clear();
   sink.ChooseTapped(prompt_.begin + chunk.first_row, chunk.n_rows, &turn.tapped);
-  KVRUN_RETURN_IF_ERROR(FreeInputs(turn, turn.tapped.size(), &sink));
+  KVRUN_RETURN_IF_ERROR(turns_.FreeInputs(turn, turn.tapped.size(), &sink));
   WriteChunk(chunk, rows, turn.place, turn.tapped);
   KVRUN_ASSIGN_OR_RETURN(ChunkLists * lists, ListsFor(layer, chunk, turn, sink));
   turn.is_newer = true;
@@ -479,8 +288,7 @@ Status PrefillTiles::RunBlock(uint32_t layer, std::span<const Chunk> chunks, std
       KVRUN_RETURN_IF_ERROR(AskProgress(layer, chunk, progress));
       const uint32_t tile_before = block.empty() ? 0 : block.back().chunk->tile;
       const Chunk* const next = &chunk != &chunks.back() ? &chunk + 1 : nullptr;
-      block.push_back({&chunk, block_qkv_[block.size()], free_parts_.back()});
-      free_parts_.pop_back();
+      block.push_back({&chunk, block_room_.qkv(block.size()), block_room_.TakeParts()});
       KVRUN_RETURN_IF_ERROR(BeginChunk(layer, block.back(), tile_before, next, rows, sink));
     }
     KVRUN_RETURN_IF_ERROR(SpillLater(chunks.back().tile));
@@ -494,7 +302,7 @@ Status PrefillTiles::RunBlock(uint32_t layer, std::span<const Chunk> chunks, std
     return FinishAttention(layer, block);
   };
   const Status attended = attend_all();
-  for (const BlockChunk& in_block : block) free_parts_.push_back(in_block.parts);
+  for (const BlockChunk& in_block : block) block_room_.GiveParts(in_block.parts);
   KVRUN_RETURN_IF_ERROR(attended);
   const Chunk* next = nullptr;
   if (&chunks.back() != &chunks_.back()) {
@@ -511,8 +319,8 @@ Status PrefillTiles::FinishBlock(uint32_t layer, std::span<const BlockChunk> blo
     Turn* before = nullptr;
     for (const BlockChunk& in_block : block) {
       const Chunk& chunk = *in_block.chunk;
-      Turn& turn = TurnOf(chunk);
-      KVRUN_RETURN_IF_ERROR(Bring(chunk, turn, nullptr));
+      Turn& turn = turns_.Of(chunk);
+      KVRUN_RETURN_IF_ERROR(turns_.Bring(chunk, turn, nullptr));
       StepPlace place = turn.place;
       place.attended = in_block.qkv;
       KVRUN_ASSIGN_OR_RETURN(lists.emplace_back(), device_.CreateCommandList());
@@ -521,15 +329,15 @@ Status PrefillTiles::FinishBlock(uint32_t layer, std::span<const BlockChunk> blo
       KVRUN_ASSIGN_OR_RETURN(turn.value, device_.Submit(*lists.back()));
       turn.is_running = turn.is_newer = true;
       if (before != nullptr) {
-        KVRUN_RETURN_IF_ERROR(Finish(*before, nullptr));
-        KVRUN_RETURN_IF_ERROR(LeaveNewer(*before));
+        KVRUN_RETURN_IF_ERROR(turns_.Finish(*before, nullptr));
+        KVRUN_RETURN_IF_ERROR(turns_.LeaveNewer(*before));
       }
       before = &turn;
     }
-    return next != nullptr ? Bring(*next, TurnOf(*next), nullptr) : Status::Ok();
+    return next != nullptr ? turns_.Bring(*next, turns_.Of(*next), nullptr) : Status::Ok();
   };
   const Status finished = finish();
-  const Status waited = FinishAll(nullptr);  // lists must outlive what runs
+  const Status waited = turns_.FinishAll(nullptr);  // lists must outlive what runs
   KVRUN_RETURN_IF_ERROR(finished);
   return waited;
 }
@@ -539,8 +347,8 @@ Status PrefillTiles::FinishBlock(uint32_t layer, std::span<const BlockChunk> blo
 Status PrefillTiles::BeginChunk(uint32_t layer, BlockChunk& in_block, uint32_t tile_before, const Chunk* next,
                                 std::span<const StepRow> rows, PrefillSink& sink) {
   const Chunk& chunk = *in_block.chunk;
-  Turn& turn = TurnOf(chunk);
-  KVRUN_RETURN_IF_ERROR(Bring(chunk, turn, &sink));
+  Turn& turn = turns_.Of(chunk);
+  KVRUN_RETURN_IF_ERROR(turns_.Bring(chunk, turn, &sink));
   StepPlace place = turn.place;
   place.qkv = in_block.qkv;
   std::vector<uint32_t> tapped;
@@ -564,7 +372,7 @@ Status PrefillTiles::BeginChunk(uint32_t layer, BlockChunk& in_block, uint32_t t
   KVRUN_RETURN_IF_ERROR(list->Attend(attention));
   KVRUN_RETURN_IF_ERROR(list->Finish());
   KVRUN_RETURN_IF_ERROR(Beside(*list, [&]() -> Status {
-    return next != nullptr ? Bring(*next, TurnOf(*next), &sink) : Status::Ok();
+    return next != nullptr ? turns_.Bring(*next, turns_.Of(*next), &sink) : Status::Ok();
   }));
   KVRUN_RETURN_IF_ERROR(sink.EndTap(first, tapped));
   return sink.StoreTile(layer, chunk.tile);
@@ -623,8 +431,8 @@ Status PrefillTiles::AttendEarlier(uint32_t layer, uint32_t first, uint32_t n, s
         attention.kv_shape = tiling_.several();
       }
       attention.parts_before = begin->parts;
-      attention.parts_after = std::exchange(free_parts_.back(), begin->parts);
-      begin->parts = attention.parts_after;
+      attention.parts_after = block_room_.TakeParts();
+      block_room_.GiveParts(std::exchange(begin->parts, attention.parts_after));
       KVRUN_RETURN_IF_ERROR(list->Attend(attention));
     }
     KVRUN_RETURN_IF_ERROR(list->Finish());

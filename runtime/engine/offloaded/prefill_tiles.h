@@ -19,7 +19,11 @@
 
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
+#include "runtime/engine/offloaded/block_room.h"
+#include "runtime/engine/offloaded/layer_tiles.h"
+#include "runtime/engine/offloaded/prefill_sink.h"
 #include "runtime/engine/offloaded/prefill_spill.h"
+#include "runtime/engine/offloaded/prefill_turns.h"
 #include "runtime/engine/pass/forward_pass.h"
 #include "runtime/engine/pass/step_commands.h"
 #include "runtime/kv/contracts/kv_index.h"
@@ -28,37 +32,7 @@
 
 namespace kvrun {
 
-// The calls of one layer come in this order; LoadEarlier, Tap and StoreTile for each tile in turn. Later,
-// too, LoadEarlier may be called for a tile that ends before the window that the prompt begins with.
-class PrefillSink {
- public:
-  virtual ~PrefillSink() = default;
-  virtual Status BeginLayer(uint32_t layer) = 0;
-  // The tile's entries before the prompt come into a buffer.
-  virtual Status LoadEarlier(uint32_t layer, uint32_t tile, Buffer* to) = 0;
-  // Which rows of a chunk GatherRows gathers, in ascending order; `first` is the position of the chunk's
-  // first row. Where there are none, the next chunk need not wait for what was gathered before.
-  virtual void ChooseTapped(uint32_t first, uint32_t n_rows, std::vector<uint32_t>* tapped) = 0;
-  struct TappedChunk {
-    const Buffer* step = nullptr;  // names the rows that were chosen
-    const Buffer* qkv = nullptr;   // StepPlace::qkv
-    uint32_t n_tapped = 0;
-    uint32_t n_rows = 0;
-    uint32_t skip_rows = 0;  // the first rows are sinks
-  };
-  // Records what is to be done with a chunk's Q, K and V, as RopeAndStore has left them.
-  virtual Status Tap(CommandList& list, const TappedChunk& chunk) = 0;
-  // What Tap adds up over the layer's chunks is there, while the device still computes the last of them:
-  // before its EndTap. Not where the plan has several tiles, whose attention takes the room of what follows a
-  // layer.
-  virtual Status NoteSums(uint32_t /*layer*/) { return Status::Ok(); }
-  // What Tap has recorded was carried out for one more chunk: which rows ChooseTapped had chosen.
-  virtual Status EndTap(uint32_t first, std::span<const uint32_t> tapped) = 0;
-  // The tile's entries up to the prompt's end are there.
-  virtual Status StoreTile(uint32_t layer, uint32_t tile) = 0;
-};
-
-class PrefillTiles {
+class PrefillTiles final : public LayerTiles {
  public:
   // For one prompt. `spill` is of PrefillSpill::SizeBytes, or null where nothing has to be put aside. The
   // plan must outlive it.
@@ -75,11 +49,9 @@ class PrefillTiles {
   void DropAttentionBuffers();
 
   // Of the layer that was computed last.
-  const KvTiling& tiling() const { return tiling_; }
-  Buffer* first() const { return first_.get(); }
-  Buffer* later() const { return later_.get(); }  // null: there is one tile
-  // Between layers: `later` holds these planes of a tile that is not the first.
-  Status Show(uint32_t tile, const TilePlanes& planes, PrefillSink& sink);
+  const KvTiling& tiling() const override { return tiling_; }
+  Buffer* kv(uint32_t tile) const override { return tile == 0 ? first_.get() : later_.get(); }
+  Result<bool> Show(uint32_t tile, const TilePlanes& planes) override;
 
   // Puts the last layer's hidden states of the chunk that holds `row`, an index into the prompt's rows, into
   // the commands' hidden buffer; answers which rows these are.
@@ -90,13 +62,8 @@ class PrefillTiles {
   Result<Rows> LoadHidden(uint32_t row);
 
  private:
-  // Rows of one chunk: they lie in one tile.
-  struct Chunk {
-    uint32_t first_row = 0;
-    uint32_t n_rows = 0;
-    uint32_t tile = 0;
-    uint32_t skip_rows = 0;  // sinks
-  };
+  using Chunk = PromptChunk;
+  using Turn = PrefillTurn;
   // Commands of one kind of chunk of the first tile; those before attention, and the rest.
   struct ChunkLists {
     uint32_t n_rows = 0;
@@ -113,29 +80,14 @@ class PrefillTiles {
     AttentionParts parts;   // of what it has attended to
   };
 
-  // Where a chunk is computed. Chunks take turns: while the device computes one, the chunk before it leaves
-  // the other turn's buffer of hidden states, and the next one comes there and is submitted.
-  struct Turn {
-    StepPlace place;
-    const Chunk* held = nullptr;  // whose hidden states lie there; null: none's
-    bool is_newer = false;        // than what lies elsewhere
-    bool is_running = false;      // until `value`
-    uint64_t value = 0;
-    std::vector<uint32_t> tapped;            // rows of what is running
-    std::unique_ptr<CommandList> embedding;  // that is running
-  };
-
   PrefillTiles(Device& device, StepCommands& commands, const KvPlan& plan, SpillFile* spill);
 
   Status MakeBuffer(std::unique_ptr<Buffer>* buffer, uint64_t size_bytes, BufferUse use);
   Status CreateTiles();
-  Status CreateTurns();
   Status CreateBlockBuffers();
   Status CreateAttentionBuffers();
-  void FindParts();
   uint64_t MostScratchBytes(AttentionArgs attention, uint32_t most_rows) const;
   void PlanChunks();
-  Status Embed(std::span<const StepRow> rows);
   Status RunTiles(uint32_t layer, std::span<const StepRow> rows, const StepProgress& progress,
                   PrefillSink& sink);
   Status AskProgress(uint32_t layer, const Chunk& chunk, const StepProgress& progress) const;
@@ -176,22 +128,6 @@ class PrefillTiles {
                   std::span<const uint32_t> tapped);
   Result<ChunkLists*> ListsFor(uint32_t layer, const Chunk& chunk, const Turn& turn, PrefillSink& sink);
   AttentionArgs TileAttention(uint32_t layer, uint32_t n_rows, const StepPlace& place, uint32_t tile) const;
-  // The chunk's, if it has one; else the one that was not taken last.
-  Turn& TurnOf(const Chunk& chunk);
-  // The chunk's hidden states are there, whatever was there before. `sink` as in Finish.
-  Status Bring(const Chunk& chunk, Turn& turn, PrefillSink* sink);
-  // So that the host may write the inputs of a chunk with so many tapped rows.
-  Status FreeInputs(const Turn& turn, size_t n_tapped, PrefillSink* sink);
-  // Waits for what runs; the sink, where there is one, gets what was tapped.
-  Status Finish(Turn& turn, PrefillSink* sink);
-  Status FinishAll(PrefillSink* sink);
-  // Between a buffer and where hidden states lie between layers: memory, or the spill file.
-  Status Leave(const Chunk& chunk, Buffer& from);
-  Status Come(const Chunk& chunk, Buffer& to);
-  // What is nowhere but in the turn's buffer.
-  Status LeaveNewer(Turn& turn);
-  uint64_t HiddenBytes(const Chunk& chunk) const;
-  size_t Number(const Chunk& chunk) const { return static_cast<size_t>(&chunk - chunks_.data()); }
   TilePlanes AllPlanes() const { return {0, tiling_.later.n_kv_heads, false}; }
 
   uint32_t n_sinks() const { return plan_.n_pinned * plan_.record.group_tokens; }
@@ -203,7 +139,6 @@ class PrefillTiles {
   const KvPlan& plan_;
   PrefillSpill spill_;
   KvRange prompt_;
-  uint32_t layer_ = 0;  // that was computed last
   std::vector<Chunk> chunks_;
   KvTiling tiling_;
   std::unique_ptr<Buffer> first_;    // K and V of one layer, KvShape
@@ -213,22 +148,10 @@ class PrefillTiles {
   uint32_t held_tiles_ = 0;
   std::unique_ptr<Buffer> earlier_step_;  // StepParams whose positions see all of what is attended to
   std::unique_ptr<Buffer> scratch_;       // of attention
-  std::vector<float> hidden_;             // [rows, n_embd]; empty where it is spilled
-  StepInputs other_inputs_;               // of the second turn; none where the plan has no memory for them
-  // The commands' own place, and others whose hidden states lie in the logits' memory, which nothing needs
-  // before the last layer is computed: one, or as many as a block has chunks; none where it is too small.
-  std::vector<Turn> turns_;
-  size_t last_turn_ = 0;
+  PrefillTurns turns_;                    // one or two, or as many as a block has chunks
+  BlockRoom block_room_;                  // of plans of several tiles
   std::vector<StepRow> tile_rows_;
   std::vector<ChunkLists> lists_;  // of the layer that is computed
-  // Plans of several tiles have these, and their turns', in the place of the logits' buffer, which is given
-  // up meanwhile. What the least block takes beyond that, two chunks of rows at most, does not grow with the
-  // context, and is not the KV's.
-  std::unique_ptr<Buffer> spill_room_;
-  std::vector<std::unique_ptr<Buffer>> block_memory_;
-  std::vector<std::unique_ptr<Buffer>> parts_memory_;
-  std::vector<Buffer*> block_qkv_;          // of a chunk each: as many as a block has
-  std::vector<AttentionParts> free_parts_;  // one more than that, between blocks
 };
 
 }  // namespace kvrun

@@ -50,10 +50,10 @@ Status PromptStore::CreateBuffers() {
   return Status::Ok();
 }
 
-void PromptStore::Begin(const KvRange& prompt, KvTiles tiles) {
+void PromptStore::Begin(const KvRange& prompt, LayerTiles& tiles) {
   if (index() != nullptr) index()->ForgetLearned();
   prompt_ = prompt;
-  tiles_ = std::move(tiles);
+  tiles_ = &tiles;
   // Rows from the last one back: they are seen by all that stay.
   observed_stride_ = plan().kept.samples_rows ? CeilDiv(prompt.end, plan().kept.observed_rows) : 0;
   shown_tile_ = 0;
@@ -61,9 +61,10 @@ void PromptStore::Begin(const KvRange& prompt, KvTiles tiles) {
 
 // They may have to be read.
 Status PromptStore::Show(uint32_t tile, const TilePlanes& planes) {
-  if (!tiles_.show || tile == 0 || (shown_tile_ == tile && shown_ == planes)) return Status::Ok();
+  if (tile == 0 || (shown_tile_ == tile && shown_ == planes)) return Status::Ok();
   shown_tile_ = 0;
-  KVRUN_RETURN_IF_ERROR(tiles_.show(tile, planes));
+  KVRUN_ASSIGN_OR_RETURN(const bool is_there, tiles_->Show(tile, planes));
+  if (!is_there) KVRUN_RETURN_IF_ERROR(LoadEarlier(layer_, tile, tiles_->kv(tile)));
   shown_tile_ = tile;
   shown_ = planes;
   return Status::Ok();
@@ -127,9 +128,8 @@ Status PromptStore::EndTap(uint32_t first, std::span<const uint32_t> tapped) {
 Status PromptStore::LoadEarlier(uint32_t layer, uint32_t tile, Buffer* to) {
   const uint32_t group_tokens = plan().record.group_tokens;
   Buffer& buffer = *records_[0];
-  const KvTiling& tiling = tiles_.tiling;
-  const uint32_t first_group = tiling.begin(tile) / group_tokens;
-  const uint32_t end_group = CeilDiv(std::min(prompt_.begin, tiling.end(tile)), group_tokens);
+  const uint32_t first_group = tiling().begin(tile) / group_tokens;
+  const uint32_t end_group = CeilDiv(std::min(prompt_.begin, tiling().end(tile)), group_tokens);
   const uint32_t window_group = cache_.FirstWindowGroup(prompt_.begin);
   const uint32_t n_exact = std::min(plan().n_exact_groups, window_group);
   for (uint32_t group = first_group; group < end_group;) {
@@ -146,8 +146,8 @@ Status PromptStore::LoadEarlier(uint32_t layer, uint32_t tile, Buffer* to) {
     }
     KVRUN_RETURN_IF_ERROR(buffer.Flush(0, heads() * stream_bytes));
     KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
-    KVRUN_RETURN_IF_ERROR(list->DecodeRecords(buffer, record, SpaceOf(layer), n,
-                                              (group - first_group) * group_tokens, tiling.shape(tile), to));
+    KVRUN_RETURN_IF_ERROR(list->DecodeRecords(
+        buffer, record, SpaceOf(layer), n, (group - first_group) * group_tokens, tiling().shape(tile), to));
     KVRUN_RETURN_IF_ERROR(list->Finish());
     KVRUN_RETURN_IF_ERROR(device_.Execute(*list));
     group += n;
@@ -157,13 +157,13 @@ Status PromptStore::LoadEarlier(uint32_t layer, uint32_t tile, Buffer* to) {
 
 Result<PromptStore::Encoding> PromptStore::BeginEncoding(const Groups& groups, const KvRecordShape& shape,
                                                          const EntrySpace& space, uint32_t turn) {
-  KvShape kv_shape = tiles_.tiling.shape(groups.tile);
+  KvShape kv_shape = tiling().shape(groups.tile);
   kv_shape.n_kv_heads = groups.n_heads;
-  const uint32_t token = groups.first * shape.group_tokens - tiles_.tiling.begin(groups.tile);
+  const uint32_t token = groups.first * shape.group_tokens - tiling().begin(groups.tile);
   Encoding encoding;
   encoding.groups = groups;
   KVRUN_ASSIGN_OR_RETURN(encoding.list, device_.CreateCommandList());
-  KVRUN_RETURN_IF_ERROR(encoding.list->EncodeRecords(*tiles_.kv(groups.tile), kv_shape, token, groups.n,
+  KVRUN_RETURN_IF_ERROR(encoding.list->EncodeRecords(*tiles_->kv(groups.tile), kv_shape, token, groups.n,
                                                      shape, space, records_[turn].get()));
   KVRUN_RETURN_IF_ERROR(encoding.list->Finish());
   KVRUN_ASSIGN_OR_RETURN(encoding.value, device_.Submit(*encoding.list));
@@ -221,17 +221,17 @@ Status PromptStore::VisitEncoded(const Groups& groups, const KvRecordShape& shap
 // From groups of the prompt all over its first tile, but for a sequence's first ones, whose keys are like no
 // others.
 Status PromptStore::SetMeans(uint32_t layer, uint32_t tile) {
-  const bool is_first = tile == tiles_.tiling.tile_of(prompt_.begin);
+  const bool is_first = tile == tiling().tile_of(prompt_.begin);
   if (!is_first || !cache_.wants_means(layer, prompt_.sequence, prompt_.begin)) return Status::Ok();
   const KvRecordShape& shape = plan().window_record;
   const uint32_t first = CeilDiv(std::max(prompt_.begin, EntrySpaces::kLeftOut), shape.group_tokens);
-  const uint32_t end = std::min(prompt_.end, tiles_.tiling.end(tile)) / shape.group_tokens;
+  const uint32_t end = std::min(prompt_.end, tiling().end(tile)) / shape.group_tokens;
   const uint32_t n = end - std::min(first, end);
   if (n * shape.group_tokens < EntrySpaces::kFewestEntries) return Status::Ok();
   constexpr uint32_t kPieceGroups = 64;  // neighbours are alike: pieces from all over say more
   const uint32_t most = std::max(1U, EntrySpaces::kMostEntries / (kPieceGroups * shape.group_tokens));
   const uint32_t n_pieces = std::min(CeilDiv(n, kPieceGroups), most);
-  EntryMeans means(n_kv_heads(), tiles_.tiling.first.head_dim);
+  EntryMeans means(n_kv_heads(), tiling().first.head_dim);
   for (uint32_t piece = 0; piece < n_pieces; ++piece) {
     const uint32_t begin = first + piece * (n / n_pieces);
     KVRUN_RETURN_IF_ERROR(VisitEncoded(AllHeads(tile, begin, std::min(kPieceGroups, n / n_pieces)), shape,
@@ -261,8 +261,8 @@ Status PromptStore::StoreTile(uint32_t layer, uint32_t tile) {
   layer_ = layer;
   KVRUN_RETURN_IF_ERROR(SetMeans(layer, tile));
   const uint32_t group_tokens = plan().record.group_tokens;
-  const uint32_t first = std::max(prompt_.begin, tiles_.tiling.begin(tile)) / group_tokens;
-  const uint32_t end = std::min(prompt_.end, tiles_.tiling.end(tile));
+  const uint32_t first = std::max(prompt_.begin, tiling().begin(tile)) / group_tokens;
+  const uint32_t end = std::min(prompt_.end, tiling().end(tile));
   const uint32_t end_whole = end / group_tokens;
   if (!cache_.stores_layers() && first < end_whole) {
     KVRUN_RETURN_IF_ERROR(
@@ -284,14 +284,14 @@ Status PromptStore::StoreTile(uint32_t layer, uint32_t tile) {
 // Of a tile, while the tile is shown: while some rows are visited, the device computes the next ones.
 Status PromptStore::ProjectTile(uint32_t tile, uint32_t begin, uint32_t end, const IndexSides& sides,
                                 uint32_t rank, const ProjectedFn& visit) {
-  const KvShape& shape = tiles_.tiling.shape(tile);
-  const uint32_t tile_begin = tiles_.tiling.begin(tile);
+  const KvShape& shape = tiling().shape(tile);
+  const uint32_t tile_begin = tiling().begin(tile);
   const uint32_t rows_at_once = ProjectedRows(plan());
   std::unique_ptr<CommandList> lists[kProjectTurns];
   uint64_t value = 0;
   const auto submit = [&](uint32_t first, uint32_t turn) -> Status {
     KVRUN_ASSIGN_OR_RETURN(lists[turn], device_.CreateCommandList());
-    KVRUN_RETURN_IF_ERROR(lists[turn]->ProjectKeys(*tiles_.kv(tile), shape, first - tile_begin,
+    KVRUN_RETURN_IF_ERROR(lists[turn]->ProjectKeys(*tiles_->kv(tile), shape, first - tile_begin,
                                                    std::min(rows_at_once, end - first), sides, rank,
                                                    projected_[turn].get()));
     KVRUN_RETURN_IF_ERROR(lists[turn]->Finish());
@@ -314,14 +314,13 @@ Status PromptStore::ProjectTile(uint32_t tile, uint32_t begin, uint32_t end, con
 // To the prompt's end. Meanwhile the sums of rows that are observed: for these, tiles need not be read again.
 Status PromptStore::Project(uint32_t begin, const IndexSides& sides, uint32_t rank,
                             const ProjectedFn& visit) {
-  const KvTiling& tiling = tiles_.tiling;
-  const bool sums_rows = row_mass_ && !row_mass_->has_sums() && tiling.tile_of(begin) == 0 && n_tiles() > 1;
+  const bool sums_rows = row_mass_ && !row_mass_->has_sums() && tiling().tile_of(begin) == 0 && n_tiles() > 1;
   if (sums_rows) KVRUN_RETURN_IF_ERROR(row_mass_->BeginSums(queries_, query_positions_));
-  for (uint32_t tile = tiling.tile_of(begin); tile < n_tiles(); ++tile) {
+  for (uint32_t tile = tiling().tile_of(begin); tile < n_tiles(); ++tile) {
     KVRUN_ASSIGN_OR_RETURN(const RowMass::Keys keys, KeysOf(tile));
     if (sums_rows) KVRUN_RETURN_IF_ERROR(row_mass_->AddSums(keys));
-    const uint32_t tile_end = std::min(prompt_.end, tiling.end(tile));
-    const uint32_t first = std::max(begin, tiling.begin(tile));
+    const uint32_t tile_end = std::min(prompt_.end, tiling().end(tile));
+    const uint32_t first = std::max(begin, tiling().begin(tile));
     if (first >= tile_end) continue;
     KVRUN_RETURN_IF_ERROR(ProjectTile(tile, first, tile_end, sides, rank, visit));
   }
@@ -332,9 +331,9 @@ Status PromptStore::Project(uint32_t begin, const IndexSides& sides, uint32_t ra
 Status PromptStore::VisitRecords(uint32_t head, uint32_t begin, uint32_t end, Want want,
                                  const RecordsFn& visit) {
   for (uint32_t first = begin; first < end;) {
-    const uint32_t tile = tiles_.tiling.tile_of(first);
+    const uint32_t tile = tiling().tile_of(first);
     KVRUN_RETURN_IF_ERROR(Show(tile, {head, 1, want == Want::kKeys}));
-    const uint32_t n = std::min(tiles_.tiling.end(tile), end) - first;
+    const uint32_t n = std::min(tiling().end(tile), end) - first;
     KVRUN_RETURN_IF_ERROR(VisitEncoded({tile, first, n, head + 1}, plan().record, SpaceOf(layer_),
                                        [&](const Groups& piece, std::span<const std::byte> records) {
                                          const uint64_t bytes = piece.n * plan().record.size_bytes();
@@ -347,10 +346,9 @@ Status PromptStore::VisitRecords(uint32_t head, uint32_t begin, uint32_t end, Wa
 
 Result<RowMass::Keys> PromptStore::KeysOf(uint32_t tile) {
   KVRUN_RETURN_IF_ERROR(Show(tile, {0, n_kv_heads(), true}));
-  const KvTiling& tiling = tiles_.tiling;
-  const uint32_t begin = tiling.begin(tile);
-  return RowMass::Keys{tiles_.kv(tile), tiling.shape(tile), begin,
-                       std::min(tiling.end(tile), prompt_.end) - begin};
+  const uint32_t begin = tiling().begin(tile);
+  return RowMass::Keys{tiles_->kv(tile), tiling().shape(tile), begin,
+                       std::min(tiling().end(tile), prompt_.end) - begin};
 }
 
 Status PromptStore::Mass(const MassForm& form, uint32_t end, Rows rows, std::span<float> mass) {

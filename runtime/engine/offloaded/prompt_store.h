@@ -12,7 +12,8 @@
 
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
-#include "runtime/engine/offloaded/prefill_tiles.h"
+#include "runtime/engine/offloaded/layer_tiles.h"
+#include "runtime/engine/offloaded/prefill_sink.h"
 #include "runtime/engine/pass/layer_sums.h"
 #include "runtime/engine/pass/row_mass.h"
 #include "runtime/engine/pass/step_commands.h"
@@ -22,25 +23,14 @@
 
 namespace kvrun {
 
-// K and V of one layer on the device. The first tile is there all the time; the others take turns.
-struct KvTiles {
-  KvTiling tiling;
-  Buffer* first = nullptr;
-  Buffer* later = nullptr;
-  // `later` is to hold these planes of a tile that is not the first; empty: there is one tile.
-  std::function<Status(uint32_t tile, const TilePlanes& planes)> show;
-
-  Buffer* kv(uint32_t tile) const { return tile == 0 ? first : later; }
-};
-
 class PromptStore final : public PrefillSink, public PromptKeys, public PromptEntries {
  public:
   // For one prompt: `cache` is in its prefill phase. Both must outlive it.
   static Result<std::unique_ptr<PromptStore>> Create(Device& device, const StepCommands& commands,
                                                      RecordCache& cache);
 
-  // What follows is about these entries, which lie in `tiles`.
-  void Begin(const KvRange& prompt, KvTiles tiles);
+  // What follows is about these entries, which lie in `tiles`: it must outlive all calls about layers.
+  void Begin(const KvRange& prompt, LayerTiles& tiles);
 
   Status BeginLayer(uint32_t layer) override;
   Status LoadEarlier(uint32_t layer, uint32_t tile, Buffer* to) override;
@@ -124,20 +114,21 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
   Status Show(uint32_t tile, const TilePlanes& planes);
   // Of all heads, while nothing else is shown.
   Result<RowMass::Keys> KeysOf(uint32_t tile);
-  uint32_t n_tiles() const { return tiles_.tiling.tile_of(prompt_.end - 1) + 1; }
+  uint32_t n_tiles() const { return tiling().tile_of(prompt_.end - 1) + 1; }
+  const KvTiling& tiling() const { return tiles_->tiling(); }
   KvIndex* index() const { return cache_.index(); }
   const KvPlan& plan() const { return cache_.plan(); }
   uint32_t heads() const { return plan().heads_per_sequence(); }
   uint32_t n_sinks() const { return plan().n_pinned * plan().record.group_tokens; }
-  uint32_t n_kv_heads() const { return tiles_.tiling.first.n_kv_heads; }
+  uint32_t n_kv_heads() const { return tiling().first.n_kv_heads; }
 
   Device& device_;
   const StepCommands& commands_;
   RecordCache& cache_;
   KvRange prompt_;
   uint32_t layer_ = 0;
-  KvTiles tiles_;
-  uint32_t shown_tile_ = 0;  // of the layer, of which `later` holds shown_; 0: of none
+  LayerTiles* tiles_ = nullptr;
+  uint32_t shown_tile_ = 0;  // of the layer, whose buffer holds shown_; 0: none's
   TilePlanes shown_;
   std::array<std::unique_ptr<Buffer>, kRecordTurns> records_;     // kShared, [RecordsAtOnce] of all heads
   std::array<std::unique_ptr<Buffer>, kProjectTurns> projected_;  // kShared, float [ProjectedRows, rank]

@@ -9,6 +9,7 @@
 
 #include "runtime/engine/machine/storage_speed.h"
 #include "runtime/engine/pass/step_commands.h"
+#include "runtime/engine/session/session_adapter.h"
 #include "runtime/kv/planner/plan_kv.h"
 #include "runtime/kv/serve/kv_folder.h"
 
@@ -36,53 +37,14 @@ Result<std::unique_ptr<BlockFile>> OpenKvFile(const KvStorageOptions& storage, F
                           .allow_tmpfs = storage.allow_tmpfs});
 }
 
-// What an adapter's file has for clusters. A factor on the command line takes its place.
-Result<std::shared_ptr<const Adapter>> ReadThresholds(const KvSettings& settings, const KvModelShape& shape,
-                                                      const std::string& fingerprint) {
-  const std::string& path = settings.storage.adapter_path;
-  KVRUN_ASSIGN_OR_RETURN(Adapter adapter, ReadAdapter(path, fingerprint, shape.n_layers,
-                                                      shape.n_kv_heads * shape.head_dim, /*rank=*/1));
-  if (settings.kv.split_factor) {
-    adapter.cluster_thresholds.clear();
-  } else if (adapter.cluster_thresholds.size() != size_t{shape.n_layers} * shape.n_kv_heads) {
-    return Status(
-        StatusCode::kInvalidArgument,
-        fmt::format("{}: the adapter has no thresholds for the clusters of the KV method {}: make it "
-                    "again with kvadapt calibrate, or run without it",
-                    path, settings.kv.method));
-  }
-  adapter.layers.clear();
-  return std::make_shared<const Adapter>(std::move(adapter));
-}
-
-// Null where none was named, or where nothing is selected by it.
-Result<std::shared_ptr<const Adapter>> ReadNamedAdapter(const Model& model, const KvSettings& settings,
-                                                        const KvPlan& plan) {
-  if (settings.storage.adapter_path.empty() || !plan.method.has_index())
-    return std::shared_ptr<const Adapter>();
-  const KvModelShape shape = ShapeOf(model.config);
-  KVRUN_ASSIGN_OR_RETURN(const std::string fingerprint, model.Fingerprint());
-  if (plan.method.has_clusters()) return ReadThresholds(settings, shape, fingerprint);
-  KVRUN_ASSIGN_OR_RETURN(Adapter adapter,
-                         ReadAdapter(settings.storage.adapter_path, fingerprint, shape.n_layers,
-                                     shape.n_kv_heads * shape.head_dim, plan.index.rank));
-  return std::make_shared<const Adapter>(std::move(adapter));
-}
-
-// What a plan takes from the adapter's file. Where nobody asks for it, what is wrong with the file is left to
-// ReadNamedAdapter to say, which knows the model and whether the method has any use for it.
-Result<std::vector<float>> LayerSharesOf(const KvSettings& settings) {
-  const std::string& path = settings.storage.adapter_path;
-  if (path.empty() || settings.kv.kept_shares == KeptShares::kEven) return std::vector<float>();
-  Result<Adapter> adapter = ReadWholeAdapter(path);
-  if (adapter.ok()) return std::move(adapter->layer_shares);
-  if (settings.kv.kept_shares) return adapter.status();
-  return std::vector<float>();
+// That options alone name; what a budget takes where they do not.
+Result<KvMethod> MethodOf(const KvOptions& kv) {
+  return kv.method.empty() ? MethodOfBudget() : FindKvMethod(kv.method);
 }
 
 // Whether how much is selected may depend on how fast flash and device are (kv_plan.h).
 bool FollowsSpeed(const KvOptions& kv) {
-  const Result<KvMethod> method = kv.method.empty() ? MethodOfBudget() : FindKvMethod(kv.method);
+  const Result<KvMethod> method = MethodOf(kv);
   return method.ok() && method->defaults.may_select_more_than_slots &&
          (kv.budget_bytes || kv.budget_fraction) && !kv.select_entries && !kv.reuse_groups &&
          kv.hide.value_or(1.0) > 0.0;
@@ -90,8 +52,8 @@ bool FollowsSpeed(const KvOptions& kv) {
 
 // Nothing where no default depends on it, or where it cannot be told.
 std::optional<double> SpeedFor(const KvSettings& settings, BlockFile& file) {
-  const Result<KvMethod> named = FindKvMethod(settings.kv.method);
-  const bool may_select = settings.kv.method.empty() || (named.ok() && named->selects());
+  const Result<KvMethod> method = MethodOf(settings.kv);
+  const bool may_select = method.ok() && method->selects();
   const bool is_needed = !settings.kv.group_tokens || FollowsSpeed(settings.kv);
   if (!may_select || !is_needed || settings.version.empty()) return std::nullopt;
   const std::string& folder = settings.storage.folder;
@@ -100,14 +62,6 @@ std::optional<double> SpeedFor(const KvSettings& settings, BlockFile& file) {
                                  .version = settings.version,
                                  .may_measure = !settings.storage.allow_tmpfs,
                                  .path = SpeedsPath()});
-}
-
-// What the user says, with what the adapter's file and the device say.
-Result<KvOptions> CompleteOptions(const KvSettings& settings, const LayerTime* layer_time) {
-  KvOptions options = settings.kv;
-  if (layer_time != nullptr) options.max_buffer_bytes = layer_time->device().max_buffer_bytes;
-  KVRUN_ASSIGN_OR_RETURN(options.layer_shares, LayerSharesOf(settings));
-  return options;
 }
 
 // A group that only the storage asks for never costs what can be had without it.
@@ -129,6 +83,110 @@ Result<KvPlan> PlanForSpeed(KvOptions options, const KvModelShape& shape, uint32
   return plan_with(kDefaultGroupTokens);
 }
 
+// In the folder: the KV, or what prompts put aside of it.
+bool HasFiles(const KvPlan& plan) { return plan.method.needs_file(); }
+
+// From options to a plan, and from it to what is made. The adapter's file is read once for all of it.
+class KvPreparation {
+ public:
+  // `layer_time` may be null.
+  KvPreparation(const Model& model, const KvSettings& settings, LayerTime* layer_time)
+      : model_(model), settings_(settings), layer_time_(layer_time), adapter_(model, settings) {}
+
+  Result<KvPlan> Plan(uint32_t n_ctx, uint32_t n_sequences);
+  // Makes the folder, whose files may be aligned in another way than the one that was tried.
+  Result<KvPlan> PlanForFolder(KvPlan plan);
+  // The end of this.
+  Result<OffloadedPassOptions> MakeParts(KvPlan plan) &&;
+
+ private:
+  Result<KvOptions> CompleteOptions();
+  std::optional<FlashTimes> TimesFor(std::optional<double> reads_per_s);
+  Status MakeFiles(OffloadedPassOptions* options) const;
+
+  const Model& model_;
+  const KvSettings& settings_;
+  LayerTime* layer_time_;
+  SessionAdapter adapter_;
+};
+
+// What the user says, with what the adapter's file and the device say.
+Result<KvOptions> KvPreparation::CompleteOptions() {
+  KvOptions options = settings_.kv;
+  if (layer_time_ != nullptr) options.max_buffer_bytes = layer_time_->device().max_buffer_bytes;
+  KVRUN_ASSIGN_OR_RETURN(options.layer_shares, adapter_.LayerShares());
+  return options;
+}
+
+// Nothing where no plan depends on them, or where they cannot be told.
+std::optional<FlashTimes> KvPreparation::TimesFor(std::optional<double> reads_per_s) {
+  if (!reads_per_s || layer_time_ == nullptr || !FollowsSpeed(settings_.kv)) return std::nullopt;
+  const std::optional<double> layer_us = layer_time_->Microseconds();
+  if (!layer_us) return std::nullopt;
+  return FlashTimes{.reads_per_s = *reads_per_s,
+                    .layer_us = *layer_us,
+                    .share_cores = layer_time_->device().decodes_on_cpu};
+}
+
+Result<KvPlan> KvPreparation::Plan(uint32_t n_ctx, uint32_t n_sequences) {
+  uint32_t alignment_bytes = 1;
+  std::optional<double> speed;
+  const KvModelShape shape = ShapeOf(model_.config);
+  if (!IsSurelyResident(settings_.kv, shape, n_ctx, n_sequences)) {
+    KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<BlockFile> file,
+                           OpenKvFile(settings_.storage, FileUse::kIsTried));
+    alignment_bytes = file->mode().alignment_bytes;
+    speed = SpeedFor(settings_, *file);
+  }
+  // Before the adapter is read, which is large: a device may need the memory to be measured.
+  const std::optional<FlashTimes> times = TimesFor(speed);
+  KVRUN_ASSIGN_OR_RETURN(KvOptions options, CompleteOptions());
+  if (times) options.flash_times = times;
+  KVRUN_ASSIGN_OR_RETURN(KvPlan plan,
+                         PlanForSpeed(options, shape, n_ctx, n_sequences, alignment_bytes, speed));
+  if (HasFiles(plan) && settings_.storage.folder.empty() && !settings_.storage.allow_tmpfs) {
+    if (std::string note = NoteOfKvFolder(); !note.empty()) plan.notes.push_back(std::move(note));
+  }
+  KVRUN_RETURN_IF_ERROR(adapter_.Check(plan));
+  return plan;
+}
+
+Result<KvPlan> KvPreparation::PlanForFolder(KvPlan plan) {
+  KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<BlockFile> file,
+                         OpenKvFile(settings_.storage, FileUse::kIsKept));
+  KVRUN_ASSIGN_OR_RETURN(KvOptions same_group, CompleteOptions());
+  same_group.method = plan.method.name;
+  same_group.default_group_tokens = plan.record.group_tokens;
+  same_group.flash_times = plan.flash_times;
+  KVRUN_ASSIGN_OR_RETURN(KvPlan of_folder, PlanKv(same_group, ShapeOf(model_.config), plan.n_ctx,
+                                                  plan.n_sequences, file->mode().alignment_bytes));
+  of_folder.notes = std::move(plan.notes);
+  of_folder.details = std::move(plan.details);
+  return of_folder;
+}
+
+Status KvPreparation::MakeFiles(OffloadedPassOptions* options) const {
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file, OpenKvFile(settings_.storage, FileUse::kIsKept));
+  std::unique_ptr<BlockFile> rows_file;
+  if (options->plan.clusters.rows_on_flash) {
+    const uint32_t depth = RowStore::kQueueDepth;
+    KVRUN_ASSIGN_OR_RETURN(rows_file, OpenKvFile(settings_.storage, FileUse::kIsKept, depth));
+  }
+  KVRUN_ASSIGN_OR_RETURN(options->stores, MakeKvStores(options->plan, model_.config.n_layers, std::move(file),
+                                                       std::move(rows_file)));
+  KVRUN_ASSIGN_OR_RETURN(options->spill, OpenKvFile(settings_.storage, FileUse::kIsKept));
+  return Status::Ok();
+}
+
+Result<OffloadedPassOptions> KvPreparation::MakeParts(KvPlan plan) && {
+  OffloadedPassOptions options;
+  options.plan = std::move(plan);
+  if (!HasFiles(options.plan)) return options;
+  KVRUN_RETURN_IF_ERROR(MakeFiles(&options));
+  KVRUN_ASSIGN_OR_RETURN(options.adapter, std::move(adapter_).Take(options.plan));
+  return options;
+}
+
 }  // namespace
 
 KvModelShape ShapeOf(const ModelConfig& config) {
@@ -145,7 +203,7 @@ KvModelShape ShapeOf(const ModelConfig& config) {
 
 bool IsPlainResident(const KvPlan& plan) {
   const KvType k_type = plan.record.k_type;
-  return !plan.method.needs_file() && k_type == plan.record.v_type &&
+  return !HasFiles(plan) && k_type == plan.record.v_type &&
          (k_type == KvType::kF16 || k_type == KvType::kF32);
 }
 
@@ -156,68 +214,23 @@ Result<uint32_t> KvAlignmentBytes(const KvStorageOptions& storage) {
 
 Result<KvPlan> PlanSessionKv(const Model& model, const KvSettings& settings, uint32_t n_ctx,
                              uint32_t n_sequences, LayerTime* layer_time) {
-  uint32_t alignment_bytes = 1;
-  std::optional<double> speed;
-  const KvModelShape shape = ShapeOf(model.config);
-  if (!IsSurelyResident(settings.kv, shape, n_ctx, n_sequences)) {
-    KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<BlockFile> file,
-                           OpenKvFile(settings.storage, FileUse::kIsTried));
-    alignment_bytes = file->mode().alignment_bytes;
-    speed = SpeedFor(settings, *file);
-  }
-  KVRUN_ASSIGN_OR_RETURN(KvOptions options, CompleteOptions(settings, layer_time));
-  if (speed && layer_time != nullptr && FollowsSpeed(options)) {
-    const std::optional<double> layer_us = layer_time->Microseconds();
-    if (layer_us) {
-      options.flash_times = {
-          .reads_per_s = *speed, .layer_us = *layer_us, .share_cores = layer_time->device().decodes_on_cpu};
-    }
-  }
-  KVRUN_ASSIGN_OR_RETURN(KvPlan plan,
-                         PlanForSpeed(options, shape, n_ctx, n_sequences, alignment_bytes, speed));
-  if (plan.method.needs_file() && settings.storage.folder.empty() && !settings.storage.allow_tmpfs) {
-    if (std::string note = NoteOfKvFolder(); !note.empty()) plan.notes.push_back(std::move(note));
-  }
-  KVRUN_RETURN_IF_ERROR(ReadNamedAdapter(model, settings, plan).status());
-  return plan;
+  return KvPreparation(model, settings, layer_time).Plan(n_ctx, n_sequences);
 }
 
 Result<OffloadedPassOptions> PrepareOffloadedPass(const Model& model, const KvSettings& settings,
                                                   uint32_t n_ctx, uint32_t n_sequences,
                                                   LayerTime* layer_time) {
+  KvPreparation preparation(model, settings, layer_time);
   // First, as no folder is to be made for what cannot be had.
-  KVRUN_ASSIGN_OR_RETURN(KvPlan plan, PlanSessionKv(model, settings, n_ctx, n_sequences, layer_time));
-  if (!plan.method.needs_file()) return PrepareByPlan(model, settings, std::move(plan));
-  KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<BlockFile> file,
-                         OpenKvFile(settings.storage, FileUse::kIsKept));
-  KVRUN_ASSIGN_OR_RETURN(KvOptions same_group, CompleteOptions(settings, layer_time));
-  same_group.method = plan.method.name;
-  same_group.default_group_tokens = plan.record.group_tokens;
-  same_group.flash_times = plan.flash_times;
-  std::vector<std::string> notes = std::move(plan.notes);
-  std::vector<std::string> details = std::move(plan.details);
-  KVRUN_ASSIGN_OR_RETURN(
-      plan, PlanKv(same_group, ShapeOf(model.config), n_ctx, n_sequences, file->mode().alignment_bytes));
-  plan.notes = std::move(notes);
-  plan.details = std::move(details);
-  return PrepareByPlan(model, settings, std::move(plan));
+  KVRUN_ASSIGN_OR_RETURN(KvPlan plan, preparation.Plan(n_ctx, n_sequences));
+  if (HasFiles(plan)) {
+    KVRUN_ASSIGN_OR_RETURN(plan, preparation.PlanForFolder(std::move(plan)));
+  }
+  return std::move(preparation).MakeParts(std::move(plan));
 }
 
 Result<OffloadedPassOptions> PrepareByPlan(const Model& model, const KvSettings& settings, KvPlan plan) {
-  OffloadedPassOptions options;
-  options.plan = std::move(plan);
-  if (!options.plan.method.needs_file()) return options;
-  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file, OpenKvFile(settings.storage, FileUse::kIsKept));
-  std::unique_ptr<BlockFile> rows_file;
-  if (options.plan.clusters.rows_on_flash) {
-    const uint32_t depth = RowStore::kQueueDepth;
-    KVRUN_ASSIGN_OR_RETURN(rows_file, OpenKvFile(settings.storage, FileUse::kIsKept, depth));
-  }
-  KVRUN_ASSIGN_OR_RETURN(options.stores, MakeKvStores(options.plan, model.config.n_layers, std::move(file),
-                                                      std::move(rows_file)));
-  KVRUN_ASSIGN_OR_RETURN(options.spill, OpenKvFile(settings.storage, FileUse::kIsKept));
-  KVRUN_ASSIGN_OR_RETURN(options.adapter, ReadNamedAdapter(model, settings, options.plan));
-  return options;
+  return KvPreparation(model, settings, nullptr).MakeParts(std::move(plan));
 }
 
 }  // namespace kvrun

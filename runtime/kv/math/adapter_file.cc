@@ -1,4 +1,6 @@
 // Adapter files: docs/formats/adapter.md.
+#include "runtime/kv/math/adapter_file.h"
+
 #include <fmt/format.h>
 #include <xxhash.h>
 
@@ -10,7 +12,6 @@
 #include "platform/base/check.h"
 #include "platform/base/units.h"
 #include "platform/io/replace_file.h"
-#include "runtime/kv/math/adapter.h"
 #include "runtime/model/gguf.h"
 #include "runtime/model/gguf_writer.h"
 
@@ -321,23 +322,28 @@ Result<Header> ReadHeader(const GgufFile& file) {
   return header;
 }
 
+AdapterFit FitOf(const Header& header) {
+  return {std::string(header.fingerprint), header.n_layers, header.key_dim, header.rank};
+}
+
 // Is it of the model, and large enough?
-Status CheckFits(const std::string& path, const Header& header, const std::string& fingerprint,
-                 uint32_t n_layers, uint32_t key_dim, uint32_t rank) {
-  if (header.fingerprint != fingerprint || header.n_layers != n_layers || header.key_dim != key_dim) {
+Status CheckFits(const std::string& path, const AdapterFit& file, const AdapterFit& needed) {
+  if (file.fingerprint != needed.fingerprint || file.n_layers != needed.n_layers ||
+      file.key_dim != needed.key_dim) {
     return {StatusCode::kInvalidArgument,
             fmt::format(
                 "{}: the adapter is of another model (fingerprint {:.40}, {} layers, keys of {} elements) "
                 "than the one that runs (fingerprint {}, {} layers, keys of {} elements): give that "
                 "model's adapter, or none",
-                path, header.fingerprint, header.n_layers, header.key_dim, fingerprint, n_layers, key_dim)};
+                path, file.fingerprint, file.n_layers, file.key_dim, needed.fingerprint, needed.n_layers,
+                needed.key_dim)};
   }
-  if (rank == 0 || rank > header.rank) {
+  if (needed.rank == 0 || needed.rank > file.rank) {
     return {
         StatusCode::kInvalidArgument,
         fmt::format("{}: the adapter has rank {}, and {} was asked for: ask for 1 to {}, or give a larger "
                     "adapter",
-                    path, header.rank, rank, header.rank)};
+                    path, file.rank, needed.rank, file.rank)};
   }
   return Status::Ok();
 }
@@ -443,6 +449,24 @@ Result<Adapter> ReadLayers(const GgufFile& file, const Header& header, uint32_t 
   return adapter;
 }
 
+// The first columns stay; what the others took is free then.
+void CutColumns(std::vector<float>* side, uint32_t key_dim, uint32_t from, uint32_t to) {
+  std::vector<float> cut(size_t{key_dim} * to);
+  for (size_t row = 0; row < key_dim; ++row) {
+    std::copy_n(side->begin() + static_cast<std::ptrdiff_t>(row * from), to,
+                cut.begin() + static_cast<std::ptrdiff_t>(row * to));
+  }
+  *side = std::move(cut);
+}
+
+void CutToRank(LayerAdapter* layer, uint32_t rank) {
+  if (rank == layer->rank) return;
+  CutColumns(&layer->key_side, layer->key_dim, layer->rank, rank);
+  CutColumns(&layer->query_side, layer->key_dim, layer->rank, rank);
+  if (!layer->energy.empty()) layer->energy.resize(rank);
+  layer->rank = rank;
+}
+
 }  // namespace
 
 Status WriteAdapter(const Adapter& adapter, const std::string& path) {
@@ -473,7 +497,7 @@ Result<Adapter> ReadAdapter(const std::string& path, const std::string& fingerpr
                             uint32_t key_dim, uint32_t rank) {
   KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<GgufFile> file, OpenAdapter(path));
   KVRUN_ASSIGN_OR_RETURN(const Header header, ReadHeaderOf(*file));
-  KVRUN_RETURN_IF_ERROR(CheckFits(path, header, fingerprint, n_layers, key_dim, rank));
+  KVRUN_RETURN_IF_ERROR(CheckFits(path, FitOf(header), {fingerprint, n_layers, key_dim, rank}));
   return ReadLayers(*file, header, rank);
 }
 
@@ -481,6 +505,41 @@ Result<Adapter> ReadWholeAdapter(const std::string& path) {
   KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<GgufFile> file, OpenAdapter(path));
   KVRUN_ASSIGN_OR_RETURN(const Header header, ReadHeaderOf(*file));
   return ReadLayers(*file, header, header.rank);
+}
+
+Result<AdapterFile::Content> AdapterFile::Read(const std::string& path) {
+  KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<GgufFile> file, OpenAdapter(path));
+  KVRUN_ASSIGN_OR_RETURN(const Header header, ReadHeaderOf(*file));
+  return Content{FitOf(header), ReadLayers(*file, header, header.rank)};
+}
+
+const Result<AdapterFile::Content>& AdapterFile::content() {
+  if (!content_) content_.emplace(Read(path_));
+  return *content_;
+}
+
+Result<const Adapter*> AdapterFile::Whole() {
+  if (!content().ok()) return content().status();
+  const Result<Adapter>& adapter = content()->adapter;
+  if (!adapter.ok()) return adapter.status();
+  return &*adapter;
+}
+
+// In the order of ReadAdapter: a damaged file of another model is another model's.
+Status AdapterFile::Check(const AdapterFit& needed) {
+  if (!content().ok()) return content().status();
+  KVRUN_RETURN_IF_ERROR(CheckFits(path_, content()->fit, needed));
+  return content()->adapter.status();
+}
+
+Result<Adapter> AdapterFile::Take(const AdapterFit& needed) && {
+  if (!content_) {
+    return ReadAdapter(path_, needed.fingerprint, needed.n_layers, needed.key_dim, needed.rank);
+  }
+  KVRUN_RETURN_IF_ERROR(Check(needed));
+  Adapter adapter = std::move((*content_)->adapter).value();
+  for (LayerAdapter& layer : adapter.layers) CutToRank(&layer, needed.rank);
+  return adapter;
 }
 
 }  // namespace kvrun

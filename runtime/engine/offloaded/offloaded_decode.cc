@@ -1,0 +1,126 @@
+#include "runtime/engine/offloaded/offloaded_decode.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "runtime/engine/offloaded/phase_kernels.h"
+
+namespace kvrun {
+
+Result<std::unique_ptr<OffloadedDecode>> OffloadedDecode::Create(Device& device, StepCommands& commands,
+                                                                 RecordCache& cache,
+                                                                 std::shared_ptr<StepProbe> probe) {
+  KVRUN_ASSIGN_OR_RETURN(DecodeProbe of_steps, DecodeProbe::Create(device, commands, std::move(probe)));
+  std::unique_ptr<OffloadedDecode> decode(new OffloadedDecode(device, commands, cache, std::move(of_steps)));
+  KVRUN_ASSIGN_OR_RETURN(decode->lists_, DecodeLists::Create(device, commands, cache, decode->probe_));
+  return decode;
+}
+
+OffloadedDecode::OffloadedDecode(Device& device, StepCommands& commands, RecordCache& cache,
+                                 DecodeProbe probe)
+    : device_(device), commands_(commands), cache_(cache), probe_(std::move(probe)) {
+  const KvPlan& plan = cache.plan();
+  kv_step_.spans.reserve(plan.n_sequences);
+  if (plan.n_usual > 0) pace_.emplace(plan.n_least(), plan.n_usual, plan.n_chosen, plan.hide);
+  if (cache.has_store()) thread_.emplace(device, cache, n_layers());
+}
+
+Status OffloadedDecode::Begin() {
+  KVRUN_RETURN_IF_ERROR(commands_.MakeGivenUp(device_));  // a prompt that failed has not
+  if (cache_.in_decode() && lists_->has_scratch()) return Status::Ok();
+  lists_->DropScratch();
+  KVRUN_RETURN_IF_ERROR(DropKernelsOfOtherPhase(device_, cache_.plan()));
+  KVRUN_RETURN_IF_ERROR(cache_.BeginDecode());
+  KVRUN_RETURN_IF_ERROR(lists_->MakeScratch());
+  if (!scores() || cache_.index()->is_ready()) return Status::Ok();
+  for (uint32_t i = 0; i < n_layers(); ++i) KVRUN_RETURN_IF_ERROR(cache_.index()->PrepareBlank(i));
+  return Status::Ok();
+}
+
+// From the longest of the step's sequences.
+Status OffloadedDecode::Learn() {
+  lists_->Drop();  // recorded with adapters that will be gone
+  const auto longest = std::ranges::max_element(kv_step_.spans, {}, &KvSpan::first_position);
+  KVRUN_RETURN_IF_ERROR(cache_.LearnFromStored(longest->sequence));
+  return Begin();
+}
+
+// Rows must be there before the device scores them. An index of keys has no use for those of the window;
+// others are there already, unless a step has failed or the window is short.
+Status OffloadedDecode::WriteRowsToScore() {
+  if (!scores()) return Status::Ok();
+  if (cache_.index()->takes_records()) return cache_.WriteCompletedGroups();
+  return cache_.index()->takes_keys() ? cache_.WriteLeavingGroups() : Status::Ok();
+}
+
+Status OffloadedDecode::BeginStep(std::span<const StepRow> rows) {
+  KVRUN_RETURN_IF_ERROR(Begin());
+  kv_step_.spans.clear();
+  for (const StepRow& row : rows) kv_step_.spans.push_back({row.sequence, row.position});
+  KVRUN_RETURN_IF_ERROR(cache_.BeginStep(kv_step_));
+  if (cache_.NeedsLearning()) KVRUN_RETURN_IF_ERROR(Learn());
+  return WriteRowsToScore();
+}
+
+Status OffloadedDecode::WriteInputs(std::span<const StepRow> rows, std::span<const uint32_t> outputs) {
+  commands_.WriteRows(rows);
+  commands_.WriteOutputs(outputs);
+  if (pace_) commands_.WriteMostChosen(pace_->count());
+  if (scores()) KVRUN_RETURN_IF_ERROR(cache_.index()->WriteInputs({kv_step_, commands_.angles(rows.size())}));
+  probe_.WriteInputs();
+  return Status::Ok();
+}
+
+// The KV thread serves the layers meanwhile.
+Result<uint64_t> OffloadedDecode::Submit(DecodeLists::Step step) {
+  const uint32_t lookahead = cache_.plan().method.lookahead;
+  uint64_t first_ready = 0;
+  if (thread_) {
+    first_ready = device_.ReserveHostValues(n_layers());
+    thread_->Begin(first_ready);
+  } else {
+    KVRUN_RETURN_IF_ERROR(cache_.WriteCompletedGroups());
+    for (uint32_t i = 0; i < n_layers(); ++i) KVRUN_RETURN_IF_ERROR(cache_.FetchLayer(i));
+  }
+  uint64_t value = 0;
+  for (uint32_t i = 0; i < step.size(); ++i) {
+    const uint64_t wait = thread_ && i > lookahead ? first_ready + i - 1 - lookahead : 0;
+    Result<uint64_t> submitted = device_.Submit(*step[i], wait);
+    if (!submitted.ok()) {
+      if (thread_) thread_->Abandon();
+      return submitted;
+    }
+    value = *submitted;
+    if (thread_) thread_->Post(i, value);
+  }
+  return value;
+}
+
+Status OffloadedDecode::Compute(DecodeLists::Step step) {
+  const Result<uint64_t> value = Submit(step);
+  // One after the other: where two threads wait for a timeline, Debian 12's validation layer loses track of
+  // it.
+  const Status served = thread_ ? thread_->End() : Status::Ok();
+  const Status waited = value.ok() ? device_.Wait(*value) : value.status();
+  KVRUN_RETURN_IF_ERROR(served);
+  return waited;
+}
+
+Status OffloadedDecode::Run(std::span<const StepRow> rows, std::span<const uint32_t> outputs,
+                            std::span<float> logits) {
+  KVRUN_RETURN_IF_ERROR(BeginStep(rows));
+  KVRUN_RETURN_IF_ERROR(WriteInputs(rows, outputs));
+  if (probe_.is_wanted()) cache_.NoteAttended();
+  KVRUN_ASSIGN_OR_RETURN(const DecodeLists::Step step, lists_->For(static_cast<uint32_t>(rows.size()),
+                                                                   static_cast<uint32_t>(outputs.size())));
+  const double io_before_ms = cache_.stats().io_ms;
+  const double stall_before_ms = cache_.stats().stall_ms;
+  KVRUN_RETURN_IF_ERROR(Compute(step));
+  if (probe_.is_wanted()) KVRUN_RETURN_IF_ERROR(probe_.Read(cache_, rows[0].position));
+  cache_.EndStep();
+  if (pace_) pace_->Note(cache_.stats().io_ms - io_before_ms, cache_.stats().stall_ms - stall_before_ms);
+  std::copy_n(commands_.logits().begin(), logits.size(), logits.begin());
+  return Status::Ok();
+}
+
+}  // namespace kvrun
