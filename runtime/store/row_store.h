@@ -23,6 +23,7 @@
 
 #include "platform/base/status.h"
 #include "platform/io/block_file.h"
+#include "runtime/store/checked_read.h"
 #include "runtime/store/staged_file.h"
 
 namespace kvrun {
@@ -83,8 +84,7 @@ class RowStore {
   static constexpr uint32_t kWrites = kQueueDepth - 1;            // in flight, at most
   static constexpr std::align_val_t kMemoryAlignment{64 * 1024};  // of any direct I/O
   static constexpr uint64_t kReadTag = kWrites;                   // of a write: which it is
-  static constexpr uint32_t kNotWritten = 0;                      // in place of a checksum
-  static constexpr uint32_t kLost = 1;                            // the same
+  static constexpr uint32_t kLost = kNotWritten + 1;              // in place of a checksum, too
 
   // A request and its part of the staging.
   struct Slot {
@@ -107,7 +107,9 @@ class RowStore {
   static uint64_t Stride(const RowStoreShape& shape, uint32_t alignment_bytes);
   uint64_t Place(uint32_t layer, uint32_t list) const { return uint64_t{layer} * shape_.n_lists + list; }
   uint64_t Padded(uint64_t bytes) const;
-  uint32_t Checksum(uint64_t place, const std::byte* bytes) const;  // of a list as long as it is
+  uint32_t Checksum(uint64_t place, const std::byte* bytes) const {  // of a list as long as it is
+    return ChecksumOf({bytes, lengths_[place]}, place, kLost + 1);
+  }
   std::string Named(uint64_t place) const;
   // Of n_lists that adjoin: the last one as long as it is.
   Status Submit(Slot& slot, IoKind kind, uint64_t place, std::byte* memory, uint32_t n_lists);
