@@ -105,7 +105,10 @@ Status RowStore::Poll(size_t at_least) {
 }
 
 void RowStore::OnWritten(Slot& slot) {
-  if (slot.error_number != 0 && !slot.is_forgotten) checksums_[slot.place] = kLost;
+  if (slot.error_number != 0 && !slot.is_forgotten) {
+    checksums_[slot.place] = kLost;
+    write_error_number_ = slot.error_number;
+  }
   slot.is_used = false;
   --n_writes_;
 }
@@ -137,10 +140,11 @@ Result<uint64_t> RowStore::Copy(uint32_t layer, uint32_t list, std::span<std::by
   KVRUN_CHECK(to.size() == shape_.list_bytes && HasBegun(layer, list));
   const uint64_t place = Place(layer, list);
   if (checksums_[place] == kLost) {
-    return Status(StatusCode::kIo,
-                  fmt::format("{} could not be written to flash, and the sequence has to be computed "
-                              "again (--kv-dir names another folder)",
-                              Named(place)));
+    KVRUN_RETURN_IF_ERROR(error_);
+    return StatusFromErrno(write_error_number_,
+                           fmt::format("{} could not be written to flash, and the sequence has to be "
+                                       "computed again (--kv-dir names another folder)",
+                                       Named(place)));
   }
   KVRUN_RETURN_IF_ERROR(Wait(read_));
   const int error_of_all = read_.error_number;

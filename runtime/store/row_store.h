@@ -70,7 +70,7 @@ class RowStore {
   Status End();
 
   // --- Writing. The list is `bytes` from now on, [1, list_bytes] of them; returns when they may be reused. A
-  // list whose write fails is lost, as Copy says from then on.
+  // list whose write fails is lost, as Copy says from then on, with the reason of the last write that failed.
   Status Write(uint32_t layer, uint32_t list, std::span<const std::byte> bytes);
   // Waits for all writes.
   Status Flush();
@@ -133,7 +133,8 @@ class RowStore {
   std::array<Slot, kWrites> writes_;
   std::array<IoCompletion, kQueueDepth> completions_;
   uint32_t n_writes_ = 0;
-  Status error_;  // where it is not ok, the file is of no use any more
+  int write_error_number_ = 0;  // of the write that failed last
+  Status error_;                // where it is not ok, the file is of no use any more
   StoreStats stats_;
   std::unique_ptr<BlockFile> file_;  // the first to go: requests in flight use the members above
 };

@@ -242,6 +242,7 @@ TEST_F(RowStoreTest, AListThatCouldNotBeWrittenIsLost) {
     EXPECT_EQ(status.code(), StatusCode::kIo);
     EXPECT_NE(status.message().find("layer 0, stream 1 could not be written"), std::string::npos)
         << status.message();
+    EXPECT_TRUE(status.message().ends_with(": No space left on device")) << status.message();
   }
   ASSERT_TRUE(rows.Write(0, 1).ok());
   rows.Forget(0, 2);
