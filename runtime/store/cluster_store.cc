@@ -202,8 +202,7 @@ Status ClusterStore::WriteChanged(uint64_t place, uint32_t first_changed,
   const uint64_t alignment = mode().alignment_bytes;
   const uint64_t near = uint64_t{first_changed} * shape_.record_bytes / alignment * alignment;
   const uint64_t far = RoundUp<uint64_t>(records.size(), alignment);
-  const auto sum = static_cast<uint32_t>(XXH3_64bits_withSeed(records.data(), records.size(), place));
-  const Entry written{sum == kNotWritten ? 1 : sum,
+  const Entry written{ChecksumOf(records, place),
                       static_cast<uint32_t>(records.size() / shape_.record_bytes)};
   if (uint64_t{first_changed} * shape_.record_bytes == records.size()) {
     entry = written;
@@ -258,11 +257,7 @@ void ClusterStore::OnWritten(Request& request, int error_number) {
   if (error_number == 0) return;
   entries_[request.place] = {};
   if (!write_error_.ok()) return;  // the first says why
-  write_error_ = StatusFromErrno(
-      error_number,
-      fmt::format("{} of the KV cache cannot be written to flash, and the sequence has to be computed again "
-                  "(--kv-dir names another folder)",
-                  Named(request.place, request.place)));
+  write_error_ = CannotBeWritten(error_number, Named(request.place, request.place) + " of the KV cache");
 }
 
 Status ClusterStore::Flush() {

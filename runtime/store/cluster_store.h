@@ -27,6 +27,7 @@
 
 #include "platform/base/status.h"
 #include "platform/io/block_file.h"
+#include "runtime/store/checked_read.h"
 #include "runtime/store/cluster_files.h"
 #include "runtime/store/staged_file.h"
 
@@ -84,8 +85,6 @@ class ClusterStore final : public ClusterFiles {
   const ClusterStoreStats& stats() const override { return stats_; }
 
  private:
-  static constexpr uint32_t kNotWritten = 0;  // in place of a checksum
-
   // What is known of a cluster, by its place: (layer * n_streams + stream) * n_clusters + cluster.
   struct Entry {
     uint32_t checksum = kNotWritten;
@@ -112,8 +111,7 @@ class ClusterStore final : public ClusterFiles {
     uint64_t place = 0;                 // of a write: the cluster's
     uint32_t first = 0;                 // of a read: fetches of order_[first, first + n)
     uint32_t n = 0;
-    uint32_t n_checked = 0;  // of a read: clusters that are complete
-    bool again = false;      // the cluster after these is being read once more
+    CheckedRead read;  // its clusters
   };
 
   ClusterStore(StagedFile file, const ClusterStoreShape& shape, uint64_t staging_bytes);

@@ -161,18 +161,12 @@ const std::byte* ClusterStore::Record(uint64_t place, const std::byte* pages, ui
 
 uint32_t ClusterStore::Checksum(uint64_t place, const std::byte* pages) const {
   const uint32_t n_records = entries_[place].n_records;
-  XXH64_hash_t hash = 0;
-  if (!GrowsDown(place)) {
-    hash = XXH3_64bits_withSeed(pages, uint64_t{n_records} * shape_.record_bytes, place);
-  } else {
-    XXH3_64bits_reset_withSeed(hash_state_.get(), place);
-    for (uint32_t i = 0; i < n_records; ++i) {
-      XXH3_64bits_update(hash_state_.get(), Record(place, pages, i), shape_.record_bytes);
-    }
-    hash = XXH3_64bits_digest(hash_state_.get());
+  if (!GrowsDown(place)) return ChecksumOf({pages, uint64_t{n_records} * shape_.record_bytes}, place);
+  XXH3_64bits_reset_withSeed(hash_state_.get(), place);
+  for (uint32_t i = 0; i < n_records; ++i) {
+    XXH3_64bits_update(hash_state_.get(), Record(place, pages, i), shape_.record_bytes);
   }
-  const auto sum = static_cast<uint32_t>(hash);
-  return sum == kNotWritten ? 1 : sum;
+  return AsChecksum(XXH3_64bits_digest(hash_state_.get()));
 }
 
 bool ClusterStore::Accept(const Request& request, uint32_t index) {
@@ -188,43 +182,24 @@ bool ClusterStore::Accept(const Request& request, uint32_t index) {
   return true;
 }
 
-// A bit may have flipped on its way: the cluster, not the run, is read once more.
+// The cluster, not the run.
 void ClusterStore::ReadAgain(Request& request) {
-  const uint32_t index = request.first + request.n_checked;
+  const uint32_t index = request.first + request.read.first();
   const Extent pages = Pages(FetchedPlace(index));
-  request.again = true;
   stats_.records_read_again += Fetched(index).n_records;
-  request.io->segments[0] = {StagedPages(request, request.n_checked), pages.bytes};
+  request.io->segments[0] = {StagedPages(request, request.read.first()), pages.bytes};
   file_.Queue(*request.io, pages.offset, stats_);
 }
 
 void ClusterStore::OnRead(Request& request, int error_number) {
-  while (error_number == 0 && request.n_checked < request.n) {
-    if (Accept(request, request.n_checked)) {
-      ++request.n_checked;
-      request.again = false;
-      continue;
-    }
-    if (!request.again) {
-      ReadAgain(request);
-      return;
-    }
-    break;
-  }
-  if (request.n_checked < request.n && read_error_.ok()) {
-    const uint64_t first = FetchedPlace(request.first + request.n_checked);
-    const uint64_t last = request.again ? first : FetchedPlace(request.first + request.n - 1);
-    read_error_ =
-        error_number != 0
-            ? StatusFromErrno(
-                  error_number,
-                  fmt::format("{} of the KV cache cannot be read from flash, and the sequence has "
-                              "to be computed again",
-                              Named(first, last)))
-            : Status(StatusCode::kCorrupt,
-                     fmt::format("{} of the KV cache came back changed from flash, twice: the sequence has "
-                                 "to be computed again",
-                                 Named(first, last)));
+  const auto next = request.read.OnRead(error_number == 0, request.n,
+                                        [&](uint32_t index) { return Accept(request, index); });
+  if (next == CheckedRead::Next::kReadAgain) return ReadAgain(request);
+  if (next == CheckedRead::Next::kGiveUp && read_error_.ok()) {
+    const std::string what = Named(FetchedPlace(request.first + request.read.first()),
+                                   FetchedPlace(request.first + request.read.last(request.n))) +
+                             " of the KV cache";
+    read_error_ = error_number != 0 ? CannotBeRead(error_number, what) : CameBackChanged(what, "sequence");
   }
   file_.Release(*request.io);
 }

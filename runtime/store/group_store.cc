@@ -1,7 +1,6 @@
 #include "runtime/store/group_store.h"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <limits>
@@ -82,8 +81,7 @@ uint64_t GroupStore::Place(const Run& run, uint32_t index) const {
 }
 
 uint32_t GroupStore::Checksum(const std::byte* record, uint64_t place) const {
-  const auto sum = static_cast<uint32_t>(XXH3_64bits_withSeed(record, shape_.record_bytes, place));
-  return sum == kNotWritten ? 1 : sum;
+  return ChecksumOf({record, shape_.record_bytes}, place);
 }
 
 std::byte* GroupStore::Staged(const Request& request, uint32_t index) const {

@@ -18,6 +18,7 @@
 
 #include "platform/base/status.h"
 #include "platform/io/block_file.h"
+#include "runtime/store/checked_read.h"
 #include "runtime/store/record_store.h"
 #include "runtime/store/staged_file.h"
 
@@ -70,8 +71,6 @@ class GroupStore final : public RecordStore {
   const GroupStoreStats& stats() const { return stats_; }
 
  private:
-  static constexpr uint32_t kNotWritten = 0;  // in place of a checksum
-
   // Groups of one layer and stream, side by side on flash.
   struct Run {
     uint32_t layer = 0;
@@ -85,8 +84,7 @@ class GroupStore final : public RecordStore {
     StagedFile::Request* io = nullptr;  // null before the first of this index
     Run run;
     const GroupFetch* fetches = nullptr;  // of a read: the run's
-    uint32_t n_checked = 0;               // of a read: records that are complete
-    bool again = false;                   // the record after these is being read once more
+    CheckedRead read;                     // its records
   };
 
   GroupStore(StagedFile file, const GroupStoreShape& shape, uint64_t staging_bytes);

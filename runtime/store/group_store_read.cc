@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <string>
 
 #include "platform/base/units.h"
 #include "runtime/store/group_store.h"
@@ -110,7 +111,7 @@ bool GroupStore::StartRead(const Run& run, const GroupFetch* fetches) {
   StagedFile::Request* const io = file_.Take(IoKind::kRead, staged ? run.n_groups * stride_bytes_ : 0);
   if (io == nullptr) return false;
   Request& request = requests_[io->index];
-  request = {io, run, fetches, 0, false};
+  request = {io, run, fetches, {}};
   SetSegments(request, 0, run.n_groups);
   Queue(request, 0);
   return true;
@@ -154,41 +155,24 @@ void GroupStore::OnRead(Request& request, int error_number) {
     file_.Release(*request.io);
     return;
   }
-  if (error_number != 0) {
-    if (read_error_.ok()) {
-      const uint32_t first = run.first_group + (request.again ? request.n_checked : 0);
-      const uint32_t last = request.again ? first : run.first_group + run.n_groups - 1;
-      read_error_ = StatusFromErrno(
-          error_number,
-          fmt::format("layer {}, stream {}, groups {} to {} of the KV cache cannot be read from flash, "
-                      "and the sequence has to be computed again",
-                      run.layer, run.stream, first, last));
-    }
-    file_.Release(*request.io);
+  const auto next = request.read.OnRead(error_number == 0, run.n_groups,
+                                        [&](uint32_t index) { return Accept(request, index); });
+  const uint32_t first = request.read.first();
+  if (next == CheckedRead::Next::kReadAgain) {  // the record, not the run
+    ++stats_.records_read_again;
+    SetSegments(request, first, 1);
+    Queue(request, first);
     return;
   }
-  while (request.n_checked < run.n_groups) {
-    if (Accept(request, request.n_checked)) {
-      ++request.n_checked;
-      request.again = false;
-      continue;
-    }
-    if (!request.again) {
-      // A bit may have flipped on its way: the record, not the run, is read once more.
-      request.again = true;
-      ++stats_.records_read_again;
-      SetSegments(request, request.n_checked, 1);
-      Queue(request, request.n_checked);
-      return;
-    }
-    if (read_error_.ok()) {
-      read_error_ = {
-          StatusCode::kCorrupt,
-          fmt::format("layer {}, stream {}, group {} of the KV cache came back changed from flash, "
-                      "twice: the sequence has to be computed again",
-                      run.layer, run.stream, run.first_group + request.n_checked)};
-    }
-    break;
+  if (next == CheckedRead::Next::kGiveUp && read_error_.ok()) {
+    const std::string named = fmt::format("layer {}, stream {}, group", run.layer, run.stream);
+    read_error_ =
+        error_number != 0
+            ? CannotBeRead(error_number,
+                           fmt::format("{}s {} to {} of the KV cache", named, run.first_group + first,
+                                       run.first_group + request.read.last(run.n_groups)))
+            : CameBackChanged(fmt::format("{} {} of the KV cache", named, run.first_group + first),
+                              "sequence");
   }
   file_.Release(*request.io);
 }

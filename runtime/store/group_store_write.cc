@@ -47,7 +47,7 @@ bool GroupStore::StartWrite(const Run& run, const std::byte* records) {
   StagedFile::Request* const io = file_.Take(IoKind::kWrite, bytes);
   if (io == nullptr) return false;
   Request& request = requests_[io->index];
-  request = {io, run, nullptr, 0, false};
+  request = {io, run, nullptr, {}};
   const uint64_t padding_bytes = stride_bytes_ - shape_.record_bytes;
   for (uint32_t i = 0; i < run.n_groups; ++i) {
     const uint64_t place = Place(run, i);
@@ -81,11 +81,9 @@ void GroupStore::OnWritten(Request& request, int error_number) {
   if (error_number == 0) return;
   Forget(run);
   if (!write_error_.ok()) return;  // the first says why
-  write_error_ = StatusFromErrno(
-      error_number,
-      fmt::format("layer {}, stream {}, groups {} to {} of the KV cache cannot be written to flash, and the "
-                  "sequence has to be computed again (--kv-dir names another folder)",
-                  run.layer, run.stream, run.first_group, run.first_group + run.n_groups - 1));
+  write_error_ = CannotBeWritten(
+      error_number, fmt::format("layer {}, stream {}, groups {} to {} of the KV cache", run.layer, run.stream,
+                                run.first_group, run.first_group + run.n_groups - 1));
 }
 
 Status GroupStore::Flush() {

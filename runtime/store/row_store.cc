@@ -1,7 +1,6 @@
 #include "runtime/store/row_store.h"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <chrono>
@@ -63,11 +62,6 @@ uint64_t RowStore::Padded(uint64_t bytes) const {
   return RoundUp<uint64_t>(bytes, file_->mode().alignment_bytes);
 }
 
-uint32_t RowStore::Checksum(uint64_t place, const std::byte* bytes) const {
-  const auto sum = static_cast<uint32_t>(XXH3_64bits_withSeed(bytes, lengths_[place], place));
-  return std::max(sum, kLost + 1);
-}
-
 std::string RowStore::Named(uint64_t place) const {
   return fmt::format("the index of clusters of layer {}, stream {}", place / shape_.n_lists,
                      place % shape_.n_lists);
@@ -111,7 +105,10 @@ Status RowStore::Poll(size_t at_least) {
 }
 
 void RowStore::OnWritten(Slot& slot) {
-  if (slot.error_number != 0 && !slot.is_forgotten) checksums_[slot.place] = kLost;
+  if (slot.error_number != 0 && !slot.is_forgotten) {
+    checksums_[slot.place] = kLost;
+    write_error_number_ = slot.error_number;
+  }
   slot.is_used = false;
   --n_writes_;
 }
@@ -143,31 +140,33 @@ Result<uint64_t> RowStore::Copy(uint32_t layer, uint32_t list, std::span<std::by
   KVRUN_CHECK(to.size() == shape_.list_bytes && HasBegun(layer, list));
   const uint64_t place = Place(layer, list);
   if (checksums_[place] == kLost) {
-    return Status(StatusCode::kIo,
-                  fmt::format("{} could not be written to flash, and the sequence has to be computed "
-                              "again (--kv-dir names another folder)",
-                              Named(place)));
+    KVRUN_RETURN_IF_ERROR(error_);
+    return StatusFromErrno(write_error_number_,
+                           fmt::format("{} could not be written to flash, and the sequence has to be "
+                                       "computed again (--kv-dir names another folder)",
+                                       Named(place)));
   }
   KVRUN_RETURN_IF_ERROR(Wait(read_));
   const int error_of_all = read_.error_number;
-  if (error_of_all != 0 || !Matches(place)) {
-    ++stats_.records_read_again;  // a bit may have flipped on its way
-    KVRUN_RETURN_IF_ERROR(WaitForWrites(place, 1));
-    KVRUN_RETURN_IF_ERROR(Submit(read_, IoKind::kRead, place, Staged(place), 1));
-    KVRUN_RETURN_IF_ERROR(Wait(read_));
-    // Others of a read that has failed are read again as well.
-    const int error_number = std::exchange(read_.error_number, error_of_all);
-    if (error_number != 0) {
+  int error_number = error_of_all;
+  CheckedRead read;
+  const auto look = [&] {
+    return read.OnRead(
+        error_number == 0, 1, [&](uint32_t) { return Matches(place); }, CheckedRead::Errors::kAreTriedAgain);
+  };
+  for (auto next = look(); next != CheckedRead::Next::kDone; next = look()) {
+    if (next == CheckedRead::Next::kGiveUp) {
+      if (error_number == 0) return CameBackChanged(Named(place), "sequence");
       return StatusFromErrno(error_number, fmt::format("{} cannot be read from flash, twice (--kv-dir names "
                                                        "another folder)",
                                                        Named(place)));
     }
-    if (!Matches(place)) {
-      return Status(StatusCode::kCorrupt,
-                    fmt::format("{} came back changed from flash, twice: the sequence has to be "
-                                "computed again",
-                                Named(place)));
-    }
+    ++stats_.records_read_again;
+    KVRUN_RETURN_IF_ERROR(WaitForWrites(place, 1));
+    KVRUN_RETURN_IF_ERROR(Submit(read_, IoKind::kRead, place, Staged(place), 1));
+    KVRUN_RETURN_IF_ERROR(Wait(read_));
+    // Others of a read that has failed are read again as well.
+    error_number = std::exchange(read_.error_number, error_of_all);
   }
   std::memcpy(to.data(), Staged(place), lengths_[place]);
   return uint64_t{lengths_[place]};

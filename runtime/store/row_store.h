@@ -23,6 +23,7 @@
 
 #include "platform/base/status.h"
 #include "platform/io/block_file.h"
+#include "runtime/store/checked_read.h"
 #include "runtime/store/staged_file.h"
 
 namespace kvrun {
@@ -69,7 +70,7 @@ class RowStore {
   Status End();
 
   // --- Writing. The list is `bytes` from now on, [1, list_bytes] of them; returns when they may be reused. A
-  // list whose write fails is lost, as Copy says from then on.
+  // list whose write fails is lost, as Copy says from then on, with the reason of the last write that failed.
   Status Write(uint32_t layer, uint32_t list, std::span<const std::byte> bytes);
   // Waits for all writes.
   Status Flush();
@@ -83,8 +84,7 @@ class RowStore {
   static constexpr uint32_t kWrites = kQueueDepth - 1;            // in flight, at most
   static constexpr std::align_val_t kMemoryAlignment{64 * 1024};  // of any direct I/O
   static constexpr uint64_t kReadTag = kWrites;                   // of a write: which it is
-  static constexpr uint32_t kNotWritten = 0;                      // in place of a checksum
-  static constexpr uint32_t kLost = 1;                            // the same
+  static constexpr uint32_t kLost = kNotWritten + 1;              // in place of a checksum, too
 
   // A request and its part of the staging.
   struct Slot {
@@ -107,7 +107,9 @@ class RowStore {
   static uint64_t Stride(const RowStoreShape& shape, uint32_t alignment_bytes);
   uint64_t Place(uint32_t layer, uint32_t list) const { return uint64_t{layer} * shape_.n_lists + list; }
   uint64_t Padded(uint64_t bytes) const;
-  uint32_t Checksum(uint64_t place, const std::byte* bytes) const;  // of a list as long as it is
+  uint32_t Checksum(uint64_t place, const std::byte* bytes) const {  // of a list as long as it is
+    return ChecksumOf({bytes, lengths_[place]}, place, kLost + 1);
+  }
   std::string Named(uint64_t place) const;
   // Of n_lists that adjoin: the last one as long as it is.
   Status Submit(Slot& slot, IoKind kind, uint64_t place, std::byte* memory, uint32_t n_lists);
@@ -131,7 +133,8 @@ class RowStore {
   std::array<Slot, kWrites> writes_;
   std::array<IoCompletion, kQueueDepth> completions_;
   uint32_t n_writes_ = 0;
-  Status error_;  // where it is not ok, the file is of no use any more
+  int write_error_number_ = 0;  // of the write that failed last
+  Status error_;                // where it is not ok, the file is of no use any more
   StoreStats stats_;
   std::unique_ptr<BlockFile> file_;  // the first to go: requests in flight use the members above
 };

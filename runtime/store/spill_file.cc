@@ -1,7 +1,6 @@
 #include "runtime/store/spill_file.h"
 
 #include <fmt/format.h>
-#include <xxhash.h>
 
 #include <algorithm>
 #include <array>
@@ -110,11 +109,6 @@ Result<bool> SpillFile::TransferInPlace(IoKind kind, uint64_t offset, std::byte*
   return true;
 }
 
-uint32_t SpillFile::Checksum(uint64_t offset, std::span<const std::byte> piece) {
-  const auto sum = static_cast<uint32_t>(XXH3_64bits_withSeed(piece.data(), piece.size(), offset));
-  return sum == kNotWritten ? 1 : sum;
-}
-
 Status SpillFile::Write(uint64_t offset, std::span<const std::byte> bytes) {
   KVRUN_CHECK(offset % kOffsetAlignment == 0);
   KVRUN_CHECK(offset + bytes.size() <= checksums_.size() * kOffsetAlignment);
@@ -125,23 +119,11 @@ Status SpillFile::Write(uint64_t offset, std::span<const std::byte> bytes) {
   KVRUN_ASSIGN_OR_RETURN(const bool is_done, TransferInPlace(IoKind::kWrite, offset, memory, bytes.size()));
   if (!is_done) KVRUN_RETURN_IF_ERROR(TransferCopied(IoKind::kWrite, offset, {memory, bytes.size()}));
   for (uint64_t done = 0; done < bytes.size(); done += kOffsetAlignment) {
-    checksums_[(offset + done) / kOffsetAlignment] = Checksum(
-        offset + done, bytes.subspan(done, std::min<uint64_t>(kOffsetAlignment, bytes.size() - done)));
+    checksums_[(offset + done) / kOffsetAlignment] = ChecksumOf(
+        bytes.subspan(done, std::min<uint64_t>(kOffsetAlignment, bytes.size() - done)), offset + done);
   }
   stats_.written_bytes += bytes.size();
   return Status::Ok();
-}
-
-Status SpillFile::Check(uint64_t offset, std::span<std::byte> piece) {
-  const uint32_t checksum = checksums_[offset / kOffsetAlignment];
-  if (Checksum(offset, piece) == checksum) return Status::Ok();
-  // A bit may have flipped on its way.
-  KVRUN_RETURN_IF_ERROR(TransferCopied(IoKind::kRead, offset, piece));
-  if (Checksum(offset, piece) == checksum) return Status::Ok();
-  return {StatusCode::kCorrupt,
-          fmt::format("{} of a prompt's intermediate results at {} came back changed from flash, twice: the "
-                      "prompt has to be computed again",
-                      FormatBytes(piece.size()), offset)};
 }
 
 Status SpillFile::Read(uint64_t offset, std::span<std::byte> bytes) {
@@ -156,9 +138,26 @@ Status SpillFile::Read(uint64_t offset, std::span<std::byte> bytes) {
   KVRUN_ASSIGN_OR_RETURN(const bool is_there,
                          TransferInPlace(IoKind::kRead, offset, bytes.data(), bytes.size()));
   if (!is_there) KVRUN_RETURN_IF_ERROR(TransferCopied(IoKind::kRead, offset, bytes));
-  for (uint64_t done = 0; done < bytes.size(); done += kOffsetAlignment) {
-    const uint64_t n = std::min<uint64_t>(kOffsetAlignment, bytes.size() - done);
-    KVRUN_RETURN_IF_ERROR(Check(offset + done, bytes.subspan(done, n)));
+  const auto n_pieces = static_cast<uint32_t>(CeilDiv<uint64_t>(bytes.size(), kOffsetAlignment));
+  const auto piece = [&](uint32_t i) {
+    const uint64_t begin = i * kOffsetAlignment;
+    return bytes.subspan(begin, std::min<uint64_t>(kOffsetAlignment, bytes.size() - begin));
+  };
+  const auto is_right = [&](uint32_t i) {
+    const uint64_t at = offset + i * kOffsetAlignment;
+    return ChecksumOf(piece(i), at) == checksums_[at / kOffsetAlignment];
+  };
+  CheckedRead read;
+  const auto look = [&] { return read.OnRead(true, n_pieces, is_right); };
+  for (auto next = look(); next != CheckedRead::Next::kDone; next = look()) {
+    const std::span<std::byte> again = piece(read.first());
+    const uint64_t at = offset + read.first() * kOffsetAlignment;
+    if (next == CheckedRead::Next::kGiveUp) {
+      return CameBackChanged(
+          fmt::format("{} of a prompt's intermediate results at {}", FormatBytes(again.size()), at),
+          "prompt");
+    }
+    KVRUN_RETURN_IF_ERROR(TransferCopied(IoKind::kRead, at, again));
   }
   stats_.read_bytes += bytes.size();
   return Status::Ok();

@@ -17,6 +17,7 @@
 
 #include "platform/base/status.h"
 #include "platform/io/block_file.h"
+#include "runtime/store/checked_read.h"
 
 namespace kvrun {
 
@@ -52,8 +53,6 @@ class SpillFile {
     void operator()(std::byte* bytes) const { ::operator delete(bytes, kMemoryAlignment); }
   };
 
-  static constexpr uint32_t kNotWritten = 0;  // in place of a checksum
-
   SpillFile(std::unique_ptr<BlockFile> file, uint64_t size_bytes);
   // Answers an errno, 0 where all was moved. `length` is rounded up to whole blocks.
   Result<int> Transfer(IoKind kind, uint64_t offset, std::byte* bytes, uint64_t length);
@@ -62,9 +61,6 @@ class SpillFile {
   // All at once and without the buffer. False: direct I/O does not take this memory.
   Result<bool> TransferInPlace(IoKind kind, uint64_t offset, std::byte* bytes, uint64_t length);
   static Status StatusOf(int error_number, IoKind kind, uint64_t offset, uint64_t length);
-  // What was read.
-  Status Check(uint64_t offset, std::span<std::byte> piece);
-  static uint32_t Checksum(uint64_t offset, std::span<const std::byte> piece);
 
   std::unique_ptr<BlockFile> file_;
   std::unique_ptr<std::byte, AlignedDelete> buffer_;

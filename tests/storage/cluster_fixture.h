@@ -15,9 +15,9 @@
 namespace kvrun::testing {
 
 // Asks for an alignment, and holds its user to it, whatever the file under it needs.
-class StrictFile final : public BlockFile {
+class StrictFile final : public WrappingFile {
  public:
-  StrictFile(std::unique_ptr<BlockFile> file, uint32_t alignment_bytes) : file_(std::move(file)) {
+  StrictFile(std::unique_ptr<BlockFile> file, uint32_t alignment_bytes) : WrappingFile(std::move(file)) {
     mode_ = file_->mode();
     mode_.alignment_bytes = alignment_bytes;
   }
@@ -34,19 +34,12 @@ class StrictFile final : public BlockFile {
     }
     return file_->Submit(requests);
   }
-  Result<size_t> Complete(std::span<IoCompletion> completions, size_t at_least) override {
-    return file_->Complete(completions, at_least);
-  }
   Status Reserve(uint64_t size_bytes) override {
     size_bytes_ = size_bytes;
     return file_->Reserve(size_bytes);
   }
-  void RegisterMemory(std::span<const iovec> regions) override { file_->RegisterMemory(regions); }
-  void DropCache() override { file_->DropCache(); }
-  IoCounters counters() const override { return file_->counters(); }
 
  private:
-  std::unique_ptr<BlockFile> file_;
   IoMode mode_;
   uint64_t size_bytes_ = 0;
 };

@@ -184,25 +184,6 @@ TEST_F(ClusterStoreOrder, AFetchTakesItsStagingFromWrites) {
   }
 }
 
-TEST_F(ClusterStoreOrder, AFailedWriteIsToldOnceAndCountsAsNotWritten) {
-  FaultPlan plan;
-  plan.faults = {{FaultKind::kIoError, IoKind::kWrite, 1}};
-  Make(64 * kKiB, plan);
-  for (const uint32_t cluster : {0U, 5U, 9U}) ASSERT_TRUE(Write(cluster, {1, 2}).ok());
-  const Status status = store_->Flush();  // cluster 5 is carried out as the second
-  EXPECT_EQ(status.code(), StatusCode::kIo);
-  EXPECT_NE(status.message().find("layer 0, stream 0, cluster 5 of the KV cache cannot be written"),
-            std::string::npos)
-      << status.message();
-  EXPECT_TRUE(store_->Flush().ok());
-  EXPECT_NE(Fetch({5}, {1, 2}).message().find("cluster 5 of the KV cache is not on flash"),
-            std::string::npos);
-  EXPECT_EQ(store_->stats().reads, 0U);
-  EXPECT_TRUE(Fetch({0, 9}, {1, 2}).ok());
-  ASSERT_TRUE(Write(5, {1, 2, 3}, 2).ok());  // written whole, though only the third is new
-  EXPECT_TRUE(Fetch({5}, {1, 2, 3}).ok());
-}
-
 // The error of a write shows in the next Write, which then writes nothing.
 TEST_F(ClusterStoreOrder, AWriteThatAnswersAnErrorLeavesItsClusterNotWritten) {
   FaultPlan plan;
@@ -216,20 +197,6 @@ TEST_F(ClusterStoreOrder, AWriteThatAnswersAnErrorLeavesItsClusterNotWritten) {
   EXPECT_EQ(Fetch({3}, {1, 2}).code(), StatusCode::kIo);
   ASSERT_TRUE(Write(3, {1, 2, 3}, 2).ok());
   EXPECT_TRUE(Fetch({3}, {1, 2, 3}).ok());
-}
-
-// The caller may free its memory after an error: no read may still be under way.
-TEST_F(ClusterStoreOrder, AFetchThatFailsLeavesNoReadBehind) {
-  FaultPlan plan;
-  plan.faults = {{FaultKind::kIoError, IoKind::kRead, 0}};
-  Make(64 * kKiB, plan);
-  for (uint32_t cluster = 0; cluster < 20; ++cluster) ASSERT_TRUE(Write(cluster, {1}).ok());
-  ASSERT_TRUE(store_->Flush().ok());
-  EXPECT_FALSE(Fetch({0, 2, 4, 6, 8, 10, 12, 14, 16, 18}, {1}).ok());
-  EXPECT_EQ(store_->stats().reads, kDepth);  // none was started after the error
-  IoCompletion completion;
-  EXPECT_EQ(file_->Complete({&completion, 1}, 1).value(), 0U);  // nothing is held
-  EXPECT_TRUE(Fetch({0, 2}, {1}).ok());
 }
 
 TEST_F(ClusterStoreOrder, AnErrorNamesAllThatWasReadAtOnce) {

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "platform/base/units.h"
-#include "platform/io/faulty_block_file.h"
 #include "runtime/store/group_store.h"
 #include "tests/storage/newest_first_file.h"
 #include "tests/storage/store_fixture.h"
@@ -20,10 +19,9 @@ constexpr uint32_t kQueueDepth = 6;
 
 class GroupStoreOrder : public ::testing::Test {
  protected:
-  void Make(uint64_t staging_bytes, const FaultPlan& plan = {}) {
-    auto faulty = std::make_unique<FaultyBlockFile>(
-        fixture_.MakeFile(IoBackend::kThreads, DirectIo::kOff, kQueueDepth), plan);
-    auto file = std::make_unique<NewestFirstFile>(std::move(faulty));
+  void Make(uint64_t staging_bytes) {
+    auto file = std::make_unique<NewestFirstFile>(
+        fixture_.MakeFile(IoBackend::kThreads, DirectIo::kOff, kQueueDepth));
     file_ = file.get();
     store_ = GroupStore::Create(std::move(file), {1, 1, kGroups, kRecordBytes}, staging_bytes).value();
   }
@@ -90,41 +88,6 @@ TEST_F(GroupStoreOrder, LittleStagingIsSharedByWritesInAnyOrder) {
   ASSERT_TRUE(Fetch({0, 4, 5, 6, 34, 35}).ok());
   EXPECT_TRUE(Holds(0, 0, 1) && Holds(1, 4, 1) && Holds(2, 5, 2) && Holds(3, 6, 2) && Holds(4, 34, 2) &&
               Holds(5, 35, 1));
-}
-
-TEST_F(GroupStoreOrder, AFailedWriteIsToldOnceAndCountsAsNotWritten) {
-  FaultPlan plan;
-  plan.faults = {{FaultKind::kIoError, IoKind::kWrite, 1}};
-  Make(64 * kKiB, plan);
-  ASSERT_TRUE(Append(0, 2, 1).ok());
-  ASSERT_TRUE(Append(5, 2, 1).ok());  // in flight, with the one above: carried out first
-  ASSERT_TRUE(Append(9, 2, 1).ok());
-  const Status status = store_->Flush();
-  EXPECT_EQ(status.code(), StatusCode::kIo);
-  EXPECT_NE(status.message().find("layer 0, stream 0, groups 5 to 6"), std::string::npos) << status.message();
-  EXPECT_TRUE(store_->Flush().ok());
-  const Status missing = Fetch({5});
-  EXPECT_NE(missing.message().find("group 5 of the KV cache is not on flash"), std::string::npos)
-      << missing.message();
-  EXPECT_EQ(store_->stats().reads, 0U);
-  ASSERT_TRUE(Fetch({0, 1, 9, 10}).ok());
-  ASSERT_TRUE(Append(5, 2, 2).ok());
-  ASSERT_TRUE(Fetch({5, 6}).ok());
-  EXPECT_TRUE(Holds(0, 5, 2) && Holds(1, 6, 2));
-}
-
-// The caller may free its memory after an error: no read may still be under way.
-TEST_F(GroupStoreOrder, AFetchThatFailsLeavesNoReadBehind) {
-  FaultPlan plan;
-  plan.faults = {{FaultKind::kIoError, IoKind::kRead, 0}};
-  Make(64 * kKiB, plan);
-  ASSERT_TRUE(Append(0, kGroups, 1).ok());
-  ASSERT_TRUE(store_->Flush().ok());
-  EXPECT_FALSE(Fetch({0, 2, 4, 6, 8, 10, 12, 14, 16, 18}).ok());
-  memory_.Fill(0);
-  IoCompletion completion;
-  EXPECT_EQ(file_->Complete({&completion, 1}, 1).value(), 0U);  // nothing is held
-  EXPECT_TRUE(Fetch({0, 2}).ok());
 }
 
 }  // namespace

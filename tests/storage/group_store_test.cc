@@ -298,6 +298,31 @@ TEST_P(GroupStoreTest, ASlowDiskChangesNothing) {
   ExpectRecords(0, 0, {1, 5, 6, 44}, 1);
 }
 
+// Memory that disks cannot reach is filled by a copy from then on, and somebody is told.
+TEST_P(GroupStoreTest, MemoryThatTakesNoReads) {
+  const size_t n_notes = store_->mode().notes.size();
+  const AlignedMemory memory(size_t{3} * shape_.record_bytes);
+  FaultPlan plan;
+  plan.refused_memory = memory.span();
+  auto file = fixture_.MakeFile(GetParam().backend, GetParam().direct, 4);
+  store_ = GroupStore::Create(std::make_unique<FaultyBlockFile>(std::move(file), plan), shape_, 256 * kKiB)
+               .value();
+  ASSERT_TRUE(Append(1, 1, 0, kGroups).ok());
+  for (const uint32_t first : {5U, 80U}) {
+    memory.Fill(0xcd);
+    std::vector<GroupFetch> fetches;
+    for (uint32_t i = 0; i < 3; ++i) {
+      fetches.push_back({1, first + 2 * i, memory.data() + size_t{i} * shape_.record_bytes});
+    }
+    ASSERT_TRUE(store_->Fetch(1, fetches).ok());
+    for (const GroupFetch& fetch : fetches) {
+      EXPECT_TRUE(IsRecord(fetch.memory, shape_.record_bytes, 1, 1, fetch.group));
+    }
+  }
+  const bool is_in_place = shape_.record_bytes % store_->mode().alignment_bytes == 0;
+  EXPECT_EQ(store_->mode().notes.size(), n_notes + (is_in_place ? 1U : 0U));
+}
+
 INSTANTIATE_TEST_SUITE_P(
     All, GroupStoreTest,
     ::testing::Values(Case{"io_uring_aligned", IoBackend::kIoUring, DirectIo::kOn, 16384},

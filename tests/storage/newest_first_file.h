@@ -12,11 +12,10 @@
 
 namespace kvrun::testing {
 
-class NewestFirstFile final : public BlockFile {
+class NewestFirstFile final : public WrappingFile {
  public:
-  explicit NewestFirstFile(std::unique_ptr<BlockFile> file) : file_(std::move(file)) {}
+  using WrappingFile::WrappingFile;
 
-  const IoMode& mode() const override { return file_->mode(); }
   Result<size_t> Submit(std::span<const IoRequest> requests) override {
     EXPECT_LE(held_.size() + requests.size(), mode().queue_depth);
     held_.insert(held_.end(), requests.begin(), requests.end());
@@ -33,15 +32,11 @@ class NewestFirstFile final : public BlockFile {
     }
     return n;
   }
-  Status Reserve(uint64_t size_bytes) override { return file_->Reserve(size_bytes); }
-  void RegisterMemory(std::span<const iovec> regions) override { file_->RegisterMemory(regions); }
-  void DropCache() override { file_->DropCache(); }
-  IoCounters counters() const override { return file_->counters(); }
 
+  size_t n_held() const { return held_.size(); }
   size_t most_held() const { return most_held_; }
 
  private:
-  std::unique_ptr<BlockFile> file_;
   std::vector<IoRequest> held_;
   size_t most_held_ = 0;
 };

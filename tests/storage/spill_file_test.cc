@@ -1,14 +1,13 @@
-// What a prefill puts aside comes back as it was, or not at all.
+// How what a prefill puts aside goes to a file. (That it comes back as it was, or not at all:
+// store_faults_test.cc.)
 #include "runtime/store/spill_file.h"
 
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <memory>
 #include <new>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "platform/io/faulty_block_file.h"
@@ -19,11 +18,7 @@
 namespace kvrun::testing {
 namespace {
 
-// Pieces of odd lengths, and one that direct I/O takes as it is, written twice each: of the second time, what
-// was there before is the first's.
 constexpr uint64_t kSpace = 2 * SpillFile::kBufferBytes;
-constexpr uint64_t kPieces = 3;
-constexpr uint64_t kBytes[kPieces] = {5000, SpillFile::kBufferBytes + 777, 2 * SpillFile::kBufferBytes};
 
 // What goes through the buffer of twice its size, where the file's alignment is no more than a request.
 constexpr uint64_t kCopiedRequests = 2 * SpillFile::kBufferBytes / SpillFile::kRequestBytes;
@@ -47,66 +42,12 @@ class SpillFileTest : public ::testing::Test {
     auto file = std::make_unique<FaultyBlockFile>(
         OrDie(CreateBlockFile({.folder = folder_.Path("kv"), .allow_tmpfs = true})), plan);
     *faulty = file.get();
-    return OrDie(SpillFile::Create(std::move(file), kPieces * kSpace));
-  }
-
-  // Answers the first error; what is read without one is right.
-  Status WriteAndRead(SpillFile& spill, const std::string& name) const {
-    for (const uint64_t version : {1, 2}) {
-      for (uint64_t i = 0; i < kPieces; ++i) {
-        const std::span<std::byte> bytes = memory_.bytes.first(kBytes[i]);
-        FillPattern(bytes, i * kSpace, version);
-        KVRUN_RETURN_IF_ERROR(spill.Write(i * kSpace, bytes));
-      }
-      for (uint64_t i = 0; i < kPieces; ++i) {
-        const std::span<std::byte> bytes = memory_.bytes.first(kBytes[i]);
-        std::fill(bytes.begin(), bytes.end(), std::byte{});
-        KVRUN_RETURN_IF_ERROR(spill.Read(i * kSpace, bytes));
-        EXPECT_TRUE(HoldsPattern(bytes, i * kSpace, version)) << name;
-      }
-    }
-    return Status::Ok();
+    return OrDie(SpillFile::Create(std::move(file), 2 * kSpace));
   }
 
   TemporaryFolder folder_;
   AlignedBytes memory_{kSpace};
 };
-
-TEST_F(SpillFileTest, EveryFaultIsFoundOrHarmless) {
-  FaultyBlockFile* faulty = nullptr;
-  const auto sound = Make({}, &faulty);
-  ASSERT_TRUE(WriteAndRead(*sound, "no fault").ok());
-  const uint64_t n_requests = faulty->counters().reads;
-  ASSERT_EQ(n_requests, faulty->counters().writes);
-  for (const FaultKind kind :
-       {FaultKind::kIoError, FaultKind::kNoSpace, FaultKind::kShortRead, FaultKind::kBitFlip,
-        FaultKind::kMisdirected, FaultKind::kLostWrite, FaultKind::kTornWrite, FaultKind::kStaleData}) {
-    for (const IoKind request : {IoKind::kRead, IoKind::kWrite}) {
-      if (!FaultFits(kind, request)) continue;
-      for (uint64_t index = 0; index < n_requests; ++index) {
-        const std::string name = fmt::format("{} at {} {}", FaultKindName(kind),
-                                             request == IoKind::kRead ? "read" : "write", index);
-        const auto spill = Make({.faults = {{kind, request, index, 1}},
-                                 .refused_memory = {},
-                                 .random_kinds = {},
-                                 .seed = index + 1},
-                                &faulty);
-        const Status status = WriteAndRead(*spill, name);
-        EXPECT_EQ(faulty->n_faults(), 1U) << name;
-        // What is read badly once is read again; what was told to have failed is an error at once.
-        const bool is_told =
-            kind == FaultKind::kIoError || kind == FaultKind::kNoSpace || kind == FaultKind::kShortRead;
-        if (request == IoKind::kRead || is_told) {
-          EXPECT_EQ(status.ok(), !is_told) << name << ": " << status.message();
-        }
-        if (!status.ok()) {
-          EXPECT_NE(status.message().find("intermediate results"), std::string::npos) << status.message();
-          EXPECT_EQ(status.code(), is_told ? StatusCode::kIo : StatusCode::kCorrupt) << status.message();
-        }
-      }
-    }
-  }
-}
 
 // Whole blocks of memory that is aligned go in one request each; the rest through the buffer.
 TEST_F(SpillFileTest, WhatDirectIoTakesGoesInOneRequest) {
