@@ -100,8 +100,9 @@ class AllocationFaults : public ::testing::TestWithParam<AllocationCase> {
     const auto pass = NewPass();
     std::vector<float> said;
     const auto run = [&](uint32_t begin, uint32_t end) {
-      std::vector<StepRow> rows;
-      for (uint32_t i = begin; i < end; ++i) rows.push_back({ids[i], i, 0});
+      ForwardStep rows;
+      rows.Add(end - begin > 1 ? SpanKind::kPrompt : SpanKind::kDecode,
+               std::span(ids).subspan(begin, end - begin), begin, 0);
       const uint32_t last = end - begin - 1;
       std::vector<float> logits(n_vocab);
       Status status = pass->Run(rows, {&last, 1}, logits);
