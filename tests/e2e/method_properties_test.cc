@@ -11,6 +11,7 @@
 #include <cmath>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -213,6 +214,8 @@ struct ExclusionOfProperty {
 };
 constexpr ExclusionOfProperty kExclusionsOfProperties[] = {
     {"AllHeldIsFullAttention", "arkv-flash", "a part of its static set has 8 bits whatever the budget"},
+    {"APromptThatFailsLeavesOthersAsTheyWere", "arkv-flash",
+     "how many entries keep their precision is the mean of what all sequences' prompts say"},
 };
 
 bool IsExcludedFrom(std::string_view property, std::string_view method) {
@@ -559,6 +562,37 @@ TEST_P(MethodProperties, WhatFailedAndIsGivenAgainIsAsIfItHadNot) {
     n_cancelled += said.n_cancelled;
   });
   ExpectTroubles(n_failed, n_cancelled);
+}
+
+// Whichever write of a prompt fails, another sequence goes on as if it had not, and at once.
+TEST_P(MethodProperties, APromptThatFailsLeavesOthersAsTheyWere) {
+  if (IsExcludedFrom("APromptThatFailsLeavesOthersAsTheyWere", GetParam().name)) return;
+  const std::vector<int> ids = SomeIds(70, 3, kHistoryVocabulary);
+  const KvPlan plan = PlanOf(SomeExact(), 2);
+  // The token after a prompt of the other sequence; nothing: as many writes were not asked for.
+  const auto say = [&](std::optional<uint32_t> n_good) {
+    Mischief mischief;
+    const auto pass = NewPass(plan, mischief);
+    Feed(*pass, ids, 0, 60, 60, 0);
+    Feed(*pass, ids, 0, 50, 50, 1);
+    Feed(*pass, ids, 60, 64, 1, 0);
+    if (n_good) mischief = {.fails = IoKind::kWrite, .n_good = *n_good};
+    ForwardStep prompt;
+    prompt.Add(SpanKind::kPrompt, std::span(ids).first(40), 0, 1);
+    const Status status = pass->Run(prompt, {}, {});
+    EXPECT_EQ(status.code(), mischief.n_failed > 0 ? StatusCode::kIo : StatusCode::kOk) << status.message();
+    const bool is_beyond = n_good && mischief.n_failed == 0;
+    mischief = {};
+    return is_beyond ? std::vector<float>() : Feed(*pass, ids, 64, 65, 1, 0);
+  };
+  const std::vector<float> expected = say(std::nullopt);
+  for (uint32_t n_good = 0; !HasFailure(); ++n_good) {
+    SCOPED_TRACE(fmt::format("writes fail from number {} on", n_good));
+    const std::vector<float> said = say(n_good);
+    if (said.empty()) break;
+    EXPECT_TRUE(said == expected) << "it differs by "
+                                  << CompareLogits(expected, said, kHistoryVocabulary).max_absolute;
+  }
 }
 
 // An exclusion that names nothing excludes nothing.
