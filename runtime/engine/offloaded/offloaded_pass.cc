@@ -328,7 +328,10 @@ Status OffloadedForwardPass::BeginDecode() {
 // From the longest of the step's sequences.
 Status OffloadedForwardPass::Learn() {
   steps_.clear();  // recorded with adapters that will be gone
-  const auto longest = std::ranges::max_element(kv_step_.spans, {}, &KvSpan::first_position);
+  const std::span<const KvSpan> spans = kv_step_.spans;
+  const auto longest = std::max_element(spans.begin(), spans.end(), [](const KvSpan& a, const KvSpan& b) {
+    return a.first_position < b.first_position;
+  });
   KVRUN_RETURN_IF_ERROR(cache_->LearnFromStored(longest->sequence));
   return BeginDecode();
 }
