@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "runtime/engine/offloaded/phase_kernels.h"
 
@@ -40,7 +41,10 @@ Status OffloadedDecode::Begin() {
 // From the longest of the step's sequences.
 Status OffloadedDecode::Learn() {
   lists_->Drop();  // recorded with adapters that will be gone
-  const auto longest = std::ranges::max_element(kv_step_.spans, {}, &KvSpan::first_position);
+  const std::vector<KvSpan>& spans = kv_step_.spans;
+  const auto longest = std::max_element(spans.begin(), spans.end(), [](const KvSpan& a, const KvSpan& b) {
+    return a.first_position < b.first_position;
+  });
   KVRUN_RETURN_IF_ERROR(cache_.LearnFromStored(longest->sequence));
   return Begin();
 }

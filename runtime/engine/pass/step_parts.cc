@@ -9,7 +9,8 @@ namespace {
 bool IsPrompt(const KvSpan& span) { return span.kind == SpanKind::kPrompt; }
 
 bool IsOnePart(const ForwardStep& step) {
-  return step.is_one_prompt() || std::ranges::none_of(step.kv().spans, [](const KvSpan& span) {
+  const std::span<const KvSpan> spans = step.kv().spans;
+  return step.is_one_prompt() || std::none_of(spans.begin(), spans.end(), [](const KvSpan& span) {
            return IsPrompt(span) || span.n_rows > 1;
          });
 }

@@ -335,6 +335,8 @@ KeptQuota EvictingLedger::QuotaOf(uint32_t layer, uint32_t stream) const {
 }
 
 Status EvictingLedger::BeginDecode() {
+  // What has been kept of a prompt that failed need not be in the vault.
+  KVRUN_RETURN_IF_ERROR(UndoPrefill());
   layers_.clear();
   for (uint32_t layer = 0; layer < n_layers_; ++layer) {
     const Status loaded = LoadLayer(layer);
