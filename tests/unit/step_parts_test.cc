@@ -99,6 +99,19 @@ TEST(StepParts, WhatIsOnePartIsHandedOnAsItIs) {
   }
 }
 
+TEST(StepParts, SayHowFarTheStepIs) {
+  const ForwardStep step = StepOfAllKinds();
+  size_t n_done = 0;
+  const auto compute = [&](const StepPart& part, std::span<const uint32_t>, std::span<float>) {
+    EXPECT_EQ(part.n_before, n_done);
+    EXPECT_EQ(part.n_of_step, step.size());
+    n_done += part.rows.size();
+    return Status::Ok();
+  };
+  ASSERT_TRUE(StepParts(kPartsVocab).Run(step, {}, {}, compute).ok());
+  EXPECT_EQ(n_done, step.size());
+}
+
 TEST(StepParts, TheFirstErrorEndsIt) {
   PartsSeen seen;
   seen.fail_at = 2;

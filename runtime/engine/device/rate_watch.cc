@@ -36,8 +36,8 @@ class WatchedPass : public ForwardPass {
     const auto begin = std::chrono::steady_clock::now();
     Status status = pass_->Run(step, outputs, logits);
     const std::chrono::duration<double, std::micro> elapsed = std::chrono::steady_clock::now() - begin;
-    // A step of several sequences is none that was measured.
-    if (status.ok() && step.kv().spans.size() == 1) {
+    // A step of several sequences, or of a draft, is none that was measured.
+    if (status.ok() && (step.is_one_prompt() || step.size() == 1)) {
       watch_->Add(static_cast<uint32_t>(step.size()), step.rows().back().position, elapsed.count());
     }
     return status;

@@ -55,7 +55,8 @@ class OffloadedForwardPass final : public ForwardPass {
   Status GiveNorms();
   Status RunPart(const StepPart& part, std::span<const uint32_t> outputs, std::span<float> logits);
   Status RunPrompt(std::span<const StepRow> rows, const StepProgress& progress);
-  Status RunRowByRow(std::span<const StepRow> rows, std::span<const uint32_t> outputs);
+  Status RunRowByRow(std::span<const StepRow> rows, std::span<const uint32_t> outputs,
+                     const StepProgress& progress);
   Status BeginDecode();
   Status RunDecode(std::span<const StepRow> rows, std::span<const uint32_t> outputs, std::span<float> logits);
   Status LoadHidden(std::span<const uint32_t> outputs, std::vector<uint32_t>* rows);
@@ -147,7 +148,14 @@ Status OffloadedForwardPass::RunPart(const StepPart& part, std::span<const uint3
     return Status::Ok();
   }
   const bool goes_on = LeavesGaps(cache_->plan()) && rows[0].position > 0;
-  KVRUN_RETURN_IF_ERROR(goes_on ? RunRowByRow(rows, outputs) : RunPrompt(rows, progress_));
+  StepProgress of_part;
+  if (progress_ && rows.size() < part.n_of_step) {
+    of_part = [this, &part](uint64_t done, uint64_t /*total*/) {
+      return progress_(part.n_before + done, part.n_of_step);
+    };
+  }
+  const StepProgress& progress = of_part ? of_part : progress_;
+  KVRUN_RETURN_IF_ERROR(goes_on ? RunRowByRow(rows, outputs, progress) : RunPrompt(rows, progress));
   refresh_.NotePrompt(rows);
   return outputs.empty() ? Status::Ok() : MoreLogits(outputs, logits);
 }
@@ -162,8 +170,9 @@ Status OffloadedForwardPass::RunPrompt(std::span<const StepRow> rows, const Step
   return prefill_->Run(rows, progress);
 }
 
-Status OffloadedForwardPass::RunRowByRow(std::span<const StepRow> rows, std::span<const uint32_t> outputs) {
-  return prompt_rows_.Run(rows, outputs, progress_,
+Status OffloadedForwardPass::RunRowByRow(std::span<const StepRow> rows, std::span<const uint32_t> outputs,
+                                         const StepProgress& progress) {
+  return prompt_rows_.Run(rows, outputs, progress,
                           [this](std::span<const StepRow> row) { return RunDecode(row, {}, {}); });
 }
 

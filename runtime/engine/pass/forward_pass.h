@@ -38,9 +38,11 @@ class ForwardPass {
   virtual uint32_t n_vocab() const = 0;
 
   // Computes a step's rows and writes their KV. Entries before a span must be there; those from its first
-  // position on are forgotten. What a sequence gets does not depend on the others of the step. After an error
-  // none of the rows count as given. logits: float [outputs.size(), n_vocab], of the rows of the step that
-  // `outputs` lists, at most max_output_rows(); may be empty.
+  // position on are forgotten. What a sequence gets does not depend on which others the step has, but for
+  // what the first prompt of all teaches an index. After an error none of the rows count as given: they may
+  // be given again, from their first positions on (methods that evict may refuse that for what they have
+  // dropped). logits: float [outputs.size(), n_vocab], of the rows of the step that `outputs` lists, at most
+  // max_output_rows(); may be empty.
   virtual Status Run(const ForwardStep& step, std::span<const uint32_t> outputs, std::span<float> logits) = 0;
 
   // More logits of the last Run, of one prompt or of spans of one row: for perplexity over a whole chunk,

@@ -1,6 +1,7 @@
 // What a forward pass computes at once: rows of tokens in spans, each of a sequence of its own.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -39,6 +40,12 @@ class ForwardStep {
   size_t size() const { return rows_.size(); }
   bool empty() const { return rows_.empty(); }
   bool is_one_prompt() const { return kv_.spans.size() == 1 && kv_.spans[0].kind == SpanKind::kPrompt; }
+  // One prompt, or spans of one row that are none.
+  bool is_one_part() const {
+    return is_one_prompt() || std::all_of(kv_.spans.begin(), kv_.spans.end(), [](const KvSpan& span) {
+             return span.kind != SpanKind::kPrompt && span.n_rows == 1;
+           });
+  }
 
  private:
   std::vector<StepRow> rows_;

@@ -3,24 +3,22 @@
 #include <algorithm>
 #include <numeric>
 
+#include "platform/base/check.h"
+
 namespace kvrun {
 namespace {
 
 bool IsPrompt(const KvSpan& span) { return span.kind == SpanKind::kPrompt; }
-
-bool IsOnePart(const ForwardStep& step) {
-  const std::span<const KvSpan> spans = step.kv().spans;
-  return step.is_one_prompt() || std::none_of(spans.begin(), spans.end(), [](const KvSpan& span) {
-           return IsPrompt(span) || span.n_rows > 1;
-         });
-}
 
 }  // namespace
 
 Status StepParts::Run(const ForwardStep& step, std::span<const uint32_t> outputs, std::span<float> logits,
                       const Compute& compute) {
   const std::span<const KvSpan> spans = step.kv().spans;
-  if (IsOnePart(step)) return compute({IsPrompt(spans[0]), step.rows(), 0}, outputs, logits);
+  KVRUN_CHECK(logits.size() == outputs.size() * n_vocab_);
+  for (const uint32_t output : outputs) KVRUN_CHECK(output < step.size());
+  const size_t n_rows = step.size();
+  if (step.is_one_part()) return compute({IsPrompt(spans[0]), step.rows(), 0, n_rows}, outputs, logits);
   size_t n_done = 0;
   uint32_t first = 0;
   for (const KvSpan& span : spans) {
@@ -28,13 +26,13 @@ Status StepParts::Run(const ForwardStep& step, std::span<const uint32_t> outputs
       numbers_.resize(span.n_rows);
       std::iota(numbers_.begin(), numbers_.end(), first);
       KVRUN_RETURN_IF_ERROR(
-          RunPart({true, step.rows().subspan(first, span.n_rows), n_done}, outputs, logits, compute));
+          RunPart({true, step.rows().subspan(first, span.n_rows), n_done, n_rows}, outputs, logits, compute));
       n_done += span.n_rows;
     }
     first += span.n_rows;
   }
   for (uint32_t round = 0; GatherRound(step, round); ++round) {
-    KVRUN_RETURN_IF_ERROR(RunPart({false, rows_, n_done}, outputs, logits, compute));
+    KVRUN_RETURN_IF_ERROR(RunPart({false, rows_, n_done, n_rows}, outputs, logits, compute));
     n_done += rows_.size();
   }
   return Status::Ok();

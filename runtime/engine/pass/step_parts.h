@@ -15,7 +15,8 @@ namespace kvrun {
 struct StepPart {
   bool is_prompt = false;
   std::span<const StepRow> rows;
-  size_t n_before = 0;  // rows of the step in parts before this one
+  size_t n_before = 0;   // rows of the step in parts before this one
+  size_t n_of_step = 0;  // rows of all parts
 };
 
 class StepParts {
@@ -27,7 +28,7 @@ class StepParts {
   explicit StepParts(uint32_t n_vocab) : n_vocab_(n_vocab) {}
 
   // Prompts first, in their order; then the first rows of all other spans, their second ones, and so on. Ends
-  // with the first error. Nothing is copied where there is one part.
+  // with the first error. Nothing is copied where there is one part. `outputs` are rows of the step.
   Status Run(const ForwardStep& step, std::span<const uint32_t> outputs, std::span<float> logits,
              const Compute& compute);
 

@@ -66,8 +66,11 @@ class StepRunner {
     return pass_->MoreLogits(outputs, logits);
   }
 
-  // Any number of outputs.
+  // Any number of outputs of a step that is one part, else at most max_output_rows().
   Status RunAll(const ForwardStep& step, std::span<const uint32_t> outputs, std::span<float> logits) {
+    if (outputs.size() > max_output_rows() && !step.is_one_part()) {
+      return {StatusCode::kInternal, "more logits of a step of several kinds were asked for than it gives"};
+    }
     const size_t n_first = std::min<size_t>(outputs.size(), max_output_rows());
     KVRUN_RETURN_IF_ERROR(Run(step, outputs.first(n_first), logits.first(n_first * n_vocab())));
     for (size_t done = n_first; done < outputs.size();) {

@@ -417,7 +417,7 @@ struct KvPlan {
     return (clusters.max_entries + slot_record.group_tokens - 1) / slot_record.group_tokens;
   }
   bool extents_are_groups() const { return clusters.n_clusters == 0; }
-  uint32_t records_per_extent() const { return std::max(records_per_cluster(), 1U); }
+  uint32_t records_per_extent() const { return extents_are_groups() ? 1 : records_per_cluster(); }
   // Ids of what slots hold: groups, or records of clusters (cluster * records_per_cluster() + i).
   uint32_t n_record_ids() const {
     return (extents_are_groups() ? n_groups() : clusters.n_clusters) * records_per_extent();

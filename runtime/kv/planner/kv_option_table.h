@@ -30,13 +30,13 @@ struct GivenKvOption {
   Status Refuse(std::string_view why) const;
 };
 
-// Where KvOptions holds a value that only some methods have.
 // One of these features (KvFeature), or the method has no `what`, as in "which has no clusters".
 struct KvNeed {
   uint32_t any_of = 0;  // 0: nothing is needed
   std::string_view what = {};
 };
 
+// Where KvOptions holds a value that only some methods have.
 struct KvOptionField {
   bool (*is_given)(const KvOptions& options) = nullptr;
   void (*leave_out)(KvOptions* options) = nullptr;

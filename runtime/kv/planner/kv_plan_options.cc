@@ -76,7 +76,6 @@ Status CheckClusterOptions(const KvOptions& options) {
   return Status::Ok();
 }
 
-// What clusters and their selection have room for.
 Status CheckReads(const KvOptions& options, const KvPlan& plan) {
   if (options.reads_per_layer.value_or(0.0) == 0.0) return Status::Ok();
   const std::string_view other = options.sample_entries.value_or(0) > 0 ? "sample"
