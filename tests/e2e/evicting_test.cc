@@ -29,13 +29,16 @@ class Evicting : public ::testing::TestWithParam<KvMethod> {
     if (SharedDevice() == nullptr) GTEST_SKIP() << "no device";
   }
 
-  void Load(const std::string& name) {
+  // Where it is there: all but the self-made one are of ../shared.
+  bool TryToLoad(const std::string& name) {
     const std::vector<SmallModel> models = SmallModels();
     const auto model =
         std::find_if(models.begin(), models.end(), [&](const SmallModel& m) { return m.name == name; });
-    ASSERT_NE(model, models.end());
+    if (model == models.end()) return false;
     loaded_ = LoadSmallModel(*model, folder_);
+    return true;
   }
+  void Load(const std::string& name) { ASSERT_TRUE(TryToLoad(name)); }
 
   // Records of f32, so that nothing is rounded but what has 8 bits.
   std::unique_ptr<ForwardPass> NewPass(const std::string& options, uint32_t n_sequences = 1,
@@ -100,8 +103,10 @@ INSTANTIATE_TEST_SUITE_P(All, Evicting, ::testing::ValuesIn(MethodsThatEvict()),
 
 // A prompt, many tokens, some of them taken back, a further prompt, and tokens again.
 TEST_P(Evicting, EverythingKeptIsFullAttention) {
+  int n_models = 0;
   for (const char* model : {"SelfMade", "llama_odd_Q4_1", "qwen3_qknorm_Q4_K_M"}) {
-    ASSERT_NO_FATAL_FAILURE(Load(model));
+    if (!TryToLoad(model)) continue;
+    ++n_models;
     const std::vector<int> ids = Ids();
     const auto say = [&](ForwardPass& pass) {
       std::vector<float> said = Feed(pass, ids, 0, 100, 100);
@@ -126,6 +131,9 @@ TEST_P(Evicting, EverythingKeptIsFullAttention) {
                 uint64_t{plan_.n_streams} * loaded_.model->config.n_layers * (kContext - kWindow));
     }
   }
+  ASSERT_GT(n_models, 0);
+  if (n_models < 3)
+    GTEST_SKIP() << "models of ../shared are not there; the self-made one is as full attention";
 }
 
 // Four sequences, whose prompts come one after another: what the others have is put aside meanwhile.
