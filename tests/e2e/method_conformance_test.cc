@@ -12,6 +12,7 @@
 
 #include "runtime/kv/plan/kv_method.h"
 #include "tests/support/engine_fixture.h"
+#include "tests/support/method_exclusions.h"
 #include "tests/support/or_die.h"
 #include "tests/support/program_runner.h"
 #include "tests/support/small_models.h"
@@ -23,12 +24,7 @@ constexpr uint32_t kConformanceContext = 160;
 constexpr size_t kConformancePrompt = 100;
 constexpr size_t kConformanceTokens = 8;
 
-struct Exclusion {
-  std::string_view property;
-  std::string_view method;
-  std::string_view reason;
-};
-constexpr Exclusion kExclusions[] = {
+constexpr MethodExclusion kExclusions[] = {
     {"AllHeldIsFullAttention", "arkv-flash", "a part of its static set has 8 bits whatever the budget"},
     {"ABatchIsEachAlone", "kvswap", "adapters are learned from the first prompt, and are all sequences'"},
     {"ABatchIsEachAlone", "arkv-flash", "as kvswap"},
@@ -39,11 +35,6 @@ constexpr Exclusion kExclusions[] = {
      "a prompt's clusters begin with keys drawn by the sequence's number, too"},
 };
 
-bool IsExcluded(std::string_view property, std::string_view method) {
-  return std::any_of(std::begin(kExclusions), std::end(kExclusions),
-                     [&](const Exclusion& one) { return one.property == property && one.method == method; });
-}
-
 class MethodConformance : public ::testing::TestWithParam<KvMethod> {
  protected:
   void SetUp() override {
@@ -53,7 +44,7 @@ class MethodConformance : public ::testing::TestWithParam<KvMethod> {
 
   bool IsExcludedHere() const {
     const std::string test = ::testing::UnitTest::GetInstance()->current_test_info()->name();
-    return IsExcluded(test.substr(0, test.find('/')), GetParam().name);
+    return IsExcluded(kExclusions, test.substr(0, test.find('/')), GetParam().name);
   }
 
   // A third of the KV, or what the method takes at the least: full takes all, in 8 bits.
@@ -207,13 +198,7 @@ TEST_P(MethodConformance, AStepOfSeveralKindsIsItsSpansOneAfterAnother) {
   ExpectSameLogits(expected, found);
 }
 
-// An exclusion that names nothing excludes nothing.
-TEST(MethodConformanceList, NamesRowsOfTheTable) {
-  for (const Exclusion& one : kExclusions) {
-    EXPECT_TRUE(FindKvMethod(one.method).ok()) << one.method;
-    EXPECT_FALSE(one.reason.empty());
-  }
-}
+TEST(MethodConformanceList, NamesRowsOfTheTable) { ExpectRowsOfTheTable(kExclusions); }
 
 }  // namespace
 }  // namespace kvrun::testing

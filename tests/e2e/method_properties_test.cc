@@ -24,6 +24,7 @@
 #include "runtime/kv/plan/kv_method.h"
 #include "runtime/store/row_store.h"
 #include "tests/support/engine_fixture.h"
+#include "tests/support/method_exclusions.h"
 #include "tests/support/mischievous_file.h"
 #include "tests/support/or_die.h"
 #include "tests/support/program_runner.h"
@@ -207,22 +208,11 @@ class HistoryMaker {
 
 // --- The test.
 
-struct ExclusionOfProperty {
-  std::string_view property;
-  std::string_view method;
-  std::string_view reason;
-};
-constexpr ExclusionOfProperty kExclusionsOfProperties[] = {
+constexpr MethodExclusion kExclusionsOfProperties[] = {
     {"AllHeldIsFullAttention", "arkv-flash", "a part of its static set has 8 bits whatever the budget"},
     {"APromptThatFailsLeavesOthersAsTheyWere", "arkv-flash",
      "how many entries keep their precision is the mean of what all sequences' prompts say"},
 };
-
-bool IsExcludedFrom(std::string_view property, std::string_view method) {
-  return std::any_of(
-      std::begin(kExclusionsOfProperties), std::end(kExclusionsOfProperties),
-      [&](const ExclusionOfProperty& one) { return one.property == property && one.method == method; });
-}
 
 // What says that a sequence has to be given again from its first token on.
 bool SaysToBeginAnew(const Status& status) {
@@ -509,7 +499,7 @@ INSTANTIATE_TEST_SUITE_P(All, MethodProperties, ::testing::ValuesIn(KvMethods().
                          MethodTestName);
 
 TEST_P(MethodProperties, AllHeldIsFullAttention) {
-  if (IsExcludedFrom("AllHeldIsFullAttention", GetParam().name)) return;
+  if (IsExcluded(kExclusionsOfProperties, "AllHeldIsFullAttention", GetParam().name)) return;
   size_t n_failed = 0;
   size_t n_cancelled = 0;
   ForHistories([&](const History& history) {
@@ -566,7 +556,7 @@ TEST_P(MethodProperties, WhatFailedAndIsGivenAgainIsAsIfItHadNot) {
 
 // Whichever write of a prompt fails, another sequence goes on as if it had not, and at once.
 TEST_P(MethodProperties, APromptThatFailsLeavesOthersAsTheyWere) {
-  if (IsExcludedFrom("APromptThatFailsLeavesOthersAsTheyWere", GetParam().name)) return;
+  if (IsExcluded(kExclusionsOfProperties, "APromptThatFailsLeavesOthersAsTheyWere", GetParam().name)) return;
   const std::vector<int> ids = SomeIds(70, 3, kHistoryVocabulary);
   const KvPlan plan = PlanOf(SomeExact(), 2);
   // The token after a prompt of the other sequence; nothing: as many writes were not asked for.
@@ -595,13 +585,7 @@ TEST_P(MethodProperties, APromptThatFailsLeavesOthersAsTheyWere) {
   }
 }
 
-// An exclusion that names nothing excludes nothing.
-TEST(MethodPropertiesList, NamesRowsOfTheTable) {
-  for (const ExclusionOfProperty& one : kExclusionsOfProperties) {
-    EXPECT_TRUE(FindKvMethod(one.method).ok()) << one.method;
-    EXPECT_FALSE(one.reason.empty());
-  }
-}
+TEST(MethodPropertiesList, NamesRowsOfTheTable) { ExpectRowsOfTheTable(kExclusionsOfProperties); }
 
 }  // namespace
 }  // namespace kvrun::testing

@@ -67,7 +67,7 @@ Status CheckClusters(const KvPlan& plan, std::optional<uint32_t> n_chosen) {
 
 class Clusters final : public KvFamily {
  public:
-  Status CheckOptions(const KvOptions& options, const KvMethod& /*method*/) const override {
+  Status CheckOptions(const KvOptions& options) const override {
     if (!options.heads || *options.heads == HeadReduction::kPerKvHead) return Status::Ok();
     return {StatusCode::kInvalidArgument,
             fmt::format("--kv-heads {} does not go with the KV method {}, whose clusters are of one KV "

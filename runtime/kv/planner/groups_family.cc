@@ -83,9 +83,7 @@ Status CheckShares(const KvOptions& options) {
 
 class Groups final : public KvFamily {
  public:
-  Status CheckOptions(const KvOptions& options, const KvMethod& /*method*/) const override {
-    return CheckShares(options);
-  }
+  Status CheckOptions(const KvOptions& options) const override { return CheckShares(options); }
 
   std::vector<uint32_t> Sizes(const PlanDraft& draft) const override {
     const KvDefaults& defaults = draft.plan.method.defaults;
@@ -134,8 +132,7 @@ class Groups final : public KvFamily {
   void SetCounts(const PlanDraft& draft, uint32_t n_chosen, uint32_t n_cache_slots,
                  KvPlan& plan) const override;
   void SetExactGroups(KvPlan& plan) const override {
-    const uint32_t sinks = std::min(CeilDiv(kSinkEntries, plan.record.group_tokens), plan.n_groups());
-    plan.n_exact_groups = plan.n_exact_chosen = plan.method.selects() ? plan.n_pinned : sinks;
+    plan.n_exact_groups = plan.n_exact_chosen = plan.method.selects() ? plan.n_pinned : UsualSinkGroups(plan);
   }
 
   void SizeParts(const KvSizeInput& input, KvPlan& plan) const override;

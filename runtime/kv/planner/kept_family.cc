@@ -16,10 +16,6 @@ constexpr uint32_t kLeastKept = 16;  // of a list: as many as the smallest windo
 
 class Kept final : public KvFamily {
  public:
-  Status CheckOptions(const KvOptions& /*options*/, const KvMethod& /*method*/) const override {
-    return Status::Ok();
-  }
-
   // Entries by themselves, of each KV head.
   Status Settle(PlanDraft& draft) const override {
     const KvOptions& options = draft.options;

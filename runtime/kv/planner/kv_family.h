@@ -26,7 +26,7 @@ class KvFamily {
 
   // --- Options.
   // Beyond what the table of options says of methods.
-  virtual Status CheckOptions(const KvOptions& options, const KvMethod& method) const = 0;
+  virtual Status CheckOptions(const KvOptions& /*options*/) const { return Status::Ok(); }
 
   // --- Before sizes are tried.
   // PlanDraft::size: those that are tried, one after another: larger ones leave more of a small budget.

@@ -41,7 +41,7 @@ Status CheckMethodHasOptions(const KvOptions& options) {
     const std::string_view what = row.field.WhatLacks(method, options);
     if (!what.empty()) return NotFor(options, row.name, what);
   }
-  return FamilyOf(method).CheckOptions(options, method);
+  return FamilyOf(method).CheckOptions(options);
 }
 
 Status CheckClusterOptions(const KvOptions& options) {

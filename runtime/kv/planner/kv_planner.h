@@ -30,8 +30,6 @@ class Planner {
   KvPlan AllInMemory() const;
   // Within the budget.
   Result<KvPlan> Plan();
-  // The same, of a method that has a file.
-  Result<KvPlan> Partial();
 
  private:
   static constexpr double kUsualHide = 0.9;
@@ -66,6 +64,8 @@ class Planner {
   };
 
   Result<KvPlan> Full() const;
+  // Of a method that has a file.
+  Result<KvPlan> Partial();
   bool SelectsEnough(const KvPlan& plan) const;
   Status SettleSize(uint32_t size);
   uint32_t MostWorth() const;

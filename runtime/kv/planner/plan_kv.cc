@@ -68,7 +68,7 @@ class MethodChoice {
 
  private:
   Result<KvPlan> PlanOnFlash(const KvOptions& options, uint32_t io_alignment_bytes) const {
-    return Planner(options, model_, resident_.n_ctx, resident_.n_sequences, io_alignment_bytes).Partial();
+    return Planner(options, model_, resident_.n_ctx, resident_.n_sequences, io_alignment_bytes).Plan();
   }
   bool IsLess(const KvPlan& plan) const { return plan.budget_bytes < NeededBytes(resident_); }
 

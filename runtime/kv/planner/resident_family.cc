@@ -1,7 +1,4 @@
 // All KV in memory: as it is, or in records of fewer bits. Nothing is searched for (Planner::Full).
-#include <algorithm>
-
-#include "platform/base/units.h"
 #include "runtime/kv/planner/kv_family.h"
 #include "runtime/kv/planner/settle.h"
 
@@ -10,9 +7,6 @@ namespace {
 
 class Resident final : public KvFamily {
  public:
-  Status CheckOptions(const KvOptions& /*options*/, const KvMethod& /*method*/) const override {
-    return Status::Ok();
-  }
   Status Settle(PlanDraft& /*draft*/) const override { return Status::Ok(); }
 
   uint32_t SlotsOf(const KvPlan& plan, uint32_t /*entries*/) const override { return plan.n_groups(); }
@@ -26,8 +20,7 @@ class Resident final : public KvFamily {
     plan.n_chosen = plan.n_cache_slots = plan.n_groups();
   }
   void SetExactGroups(KvPlan& plan) const override {
-    plan.n_exact_groups = plan.n_exact_chosen =
-        std::min(CeilDiv(kSinkEntries, plan.record.group_tokens), plan.n_groups());
+    plan.n_exact_groups = plan.n_exact_chosen = UsualSinkGroups(plan);
   }
 
   bool has_file() const override { return false; }

@@ -42,6 +42,10 @@ uint32_t SinksOf(const PlanDraft& draft) {
   return draft.options.sink_entries.value_or(draft.plan.method.defaults.sink_entries.value_or(kSinkEntries));
 }
 
+uint32_t UsualSinkGroups(const KvPlan& plan) {
+  return std::min(CeilDiv(kSinkEntries, plan.record.group_tokens), plan.n_groups());
+}
+
 void SettleChoice(uint32_t sinks, std::string_view usual_policy, PlanDraft& draft) {
   KvPlan& plan = draft.plan;
   const KvOptions& options = draft.options;

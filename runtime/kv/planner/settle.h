@@ -22,6 +22,8 @@ void SettleRecord(bool is_selected, uint32_t tried_tokens, PlanDraft& draft);
 void SettleChoice(uint32_t sinks, std::string_view usual_policy, PlanDraft& draft);
 // Entries that a method pins, where they are said or not.
 uint32_t SinksOf(const PlanDraft& draft);
+// Groups of the usual sinks, where all are attended to.
+uint32_t UsualSinkGroups(const KvPlan& plan);
 // M and C of entries and slots that are given, of a method that can count them.
 void SettleCounts(uint32_t n_extents, PlanDraft& draft);
 // Of an own choice, entries that do not miss too much.
