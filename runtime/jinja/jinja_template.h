@@ -1,0 +1,80 @@
+// Chat templates: the part of Jinja2 that they use, as Python's Jinja2 runs it in Hugging Face's sandbox
+// (trim_blocks, lstrip_blocks, loop controls, `{% generation %}`, raise_exception, strftime_now, tojson as
+// theirs).
+//
+// A rendered text knows where each piece of it comes from. What the template itself spells, and what the
+// caller vouches for (the BOS text), is *form*; all that stands in other variables is *content*. Filters,
+// slices, joins and methods keep the marks, so that a message that holds "<|im_end|>" stays a message
+// whatever a template does to it.
+//
+// A template comes with a model, from strangers: it reads no file and calls nothing outside, and steps, depth
+// and bytes are bounded.
+//
+// Threads: a JinjaTemplate is constant; several may render it at once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <ctime>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "platform/base/status.h"
+
+namespace kvrun {
+
+struct JinjaPiece {
+  std::string text;
+  bool is_content = false;
+};
+// Neighbours differ in is_content; no piece is empty.
+using JinjaText = std::vector<JinjaPiece>;
+
+struct JinjaLimits {
+  uint64_t max_steps = 20'000'000;      // nodes evaluated, and elements that filters look at
+  uint32_t max_depth = 200;             // of calls, of expressions, of values
+  size_t max_bytes = size_t{64} << 20;  // of the text, and of all strings that a run makes
+};
+
+struct JinjaVariables {
+  // An object. Its texts are content; names of keys are too.
+  nlohmann::ordered_json content;
+  // An object of texts which are form: bos_token, eos_token.
+  nlohmann::ordered_json form;
+  // What strftime_now tells, in local time; 0: the time of the call.
+  std::time_t now = 0;
+};
+
+class JinjaTemplate {
+ public:
+  // kInvalidArgument: not Jinja, with the line; kUnsupported: a tag, filter or test that no chat template
+  // uses.
+  static Result<JinjaTemplate> Parse(std::string_view source);
+  JinjaTemplate(JinjaTemplate&&) noexcept;
+  JinjaTemplate& operator=(JinjaTemplate&&) noexcept;
+  ~JinjaTemplate();
+
+  // kInvalidArgument: what raise_exception says, or what the template cannot do with these variables, with
+  // the line; it met; with the line.
+  Result<JinjaText> Render(const JinjaVariables& variables, const JinjaLimits& limits = {}) const;
+
+  // Every text that the template itself may write: what stands outside of tags, and its string literals.
+  const std::vector<std::string>& form_texts() const;
+  // Whether the template asks for a variable of this name: "enable_thinking", "tools".
+  bool reads(std::string_view variable) const;
+
+ private:
+  struct Parsed;
+  explicit JinjaTemplate(std::unique_ptr<const Parsed> parsed);
+
+  std::unique_ptr<const Parsed> parsed_;
+};
+
+// The pieces as one text.
+std::string JoinPieces(const JinjaText& text);
+
+}  // namespace kvrun
