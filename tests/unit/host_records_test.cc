@@ -18,7 +18,7 @@ std::vector<uint32_t> Encode(host::ThreadPool& pool, const CopyCase& c, const st
   const Buffer* from = run.Values(kv);
   const Buffer* means = run.Values(Means(c));
   Buffer* to = run.Values(std::vector<uint32_t>(c.record_words(), kGarbage));
-  host::EncodeRecords(pool, *from, c.kv, c.first_token, c.n_groups, c.record, c.Space(means), to);
+  host::EncodeRecords(pool, {from, c.kv, c.first_token, c.n_groups, c.record, c.Space(means), to});
   return run.Read<uint32_t>(to);
 }
 
@@ -44,7 +44,7 @@ void CheckDecode(const CopyCase& c, const std::vector<uint32_t>& records) {
     const Buffer* from = run.Values(records);
     const Buffer* means = run.Values(Means(c));
     Buffer* to = run.Values(kv);
-    host::DecodeRecords(pool, *from, c.record, c.Space(means), c.n_groups, c.first_token, c.kv, to);
+    host::DecodeRecords(pool, {from, c.record, c.Space(means), c.n_groups, c.first_token, c.kv, to});
     std::vector<uint32_t> found = run.Read<uint32_t>(to);
     if (!first.empty()) {
       EXPECT_EQ(found, first) << Describe(c.record);

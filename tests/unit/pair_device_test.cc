@@ -61,70 +61,59 @@ struct Given {
   const Matrix* matrix = nullptr;
 };
 
-class LoggedList : public CommandList {
- public:
-  LoggedList(Log& log, Given& given) : log_(log), given_(given) {}
+// The buffers that an operation names, in an order that this test knows.
+struct BuffersOf {
+  using Buffers = std::vector<const Buffer*>;
 
-  Status Embed(const Matrix& table, const Buffer& step, uint32_t, Buffer* out) override {
-    return Note("embed", {&step, out}, &table);
+  Buffers operator()(const EmbedArgs& a) const { return {a.step, a.out}; }
+  Buffers operator()(const RmsNormArgs& a) const { return {a.x, a.weight, a.out}; }
+  Buffers operator()(const RmsNormsArgs& a) const {
+    return {a.x, a.first.weight, a.first.out, a.second.weight, a.second.out};
   }
-  Status RmsNorm(const Buffer& x, const Buffer& weight, float, uint32_t, uint32_t, Buffer* out) override {
-    return Note("rms_norm", {&x, &weight, out});
+  Buffers operator()(const MatMulArgs& a) const { return {a.input, a.output, a.bias}; }
+  Buffers operator()(const GatedUnitArgs& a) const { return {a.gate_up, a.out}; }
+  Buffers operator()(const SigmoidGateArgs& a) const { return {a.gate, a.values}; }
+  Buffers operator()(const GatherRowsArgs& a) const { return {a.x, a.step, a.out}; }
+  Buffers operator()(const CopyArgs& a) const { return {a.from, a.to}; }
+  Buffers operator()(const ChooseExpertsArgs& a) const { return {a.logits, a.ids, a.weights}; }
+  Buffers operator()(const ExpertMatMulArgs& a) const { return {a.input, a.ids, a.weights, a.output}; }
+  Buffers operator()(const ShortConvolutionArgs& a) const {
+    return {a.input, a.taps, a.state, a.step, a.output};
   }
-  Status RmsNorms(const Buffer& x, const NormTarget& first, const NormTarget& second, float, uint32_t,
-                  uint32_t) override {
-    return Note("rms_norms", {&x, first.weight, first.out, second.weight, second.out});
+  Buffers operator()(const DeltaRuleArgs& a) const {
+    return {a.qkv, a.gates, a.constants, a.state, a.step, a.output};
   }
-  Status MatMul(const MatMulArgs& args) override {
-    return Note("matmul", {args.input, args.output, args.bias}, args.weight);
-  }
-  Status RopeAndStore(const AttentionArgs& args) override { return Note("rope_and_store", Of(args)); }
-  Status Attend(const AttentionArgs& args) override { return Note("attend", Of(args)); }
-  Status FinishAttention(const AttentionArgs& args) override { return Note("finish_attention", Of(args)); }
-  Status SwiGlu(const Buffer& gate_up, uint32_t, uint32_t, Buffer* out) override {
-    return Note("swiglu", {&gate_up, out});
-  }
-  Status GatherRows(const Buffer& x, const Buffer& step, uint32_t, uint32_t, Buffer* out) override {
-    return Note("gather_rows", {&x, &step, out});
-  }
-  Status RopeAndEncode(const SlotAttentionArgs& args) override { return Note("rope_and_encode", Of(args)); }
-  Status AttendSlots(const SlotAttentionArgs& args) override { return Note("attend_slots", Of(args)); }
-  Status EncodeRecords(const Buffer& kv, const KvShape&, uint32_t, uint32_t, const KvRecordShape&,
-                       const EntrySpace& space, Buffer* records) override {
-    return Note("encode_records", {&kv, space.constants, records});
-  }
-  Status DecodeRecords(const Buffer& records, const KvRecordShape&, const EntrySpace& space, uint32_t,
-                       uint32_t, const KvShape&, Buffer* kv) override {
-    return Note("decode_records", {&records, space.constants, kv});
-  }
-  Status ScoreAndSelect(const ScoreArgs& args) override {
-    std::vector<const Buffer*> buffers = Of(args.attention);
-    const std::vector<const Buffer*> sides = Of(args.sides);
+  Buffers operator()(const GatedNormArgs& a) const { return {a.values, a.weight, a.gate}; }
+  Buffers operator()(const RopeAndStoreOp& a) const { return Of(a.args); }
+  Buffers operator()(const AttendOp& a) const { return Of(a.args); }
+  Buffers operator()(const FinishAttentionOp& a) const { return Of(a.args); }
+  Buffers operator()(const RopeAndEncodeOp& a) const { return Of(a.args); }
+  Buffers operator()(const AttendSlotsOp& a) const { return Of(a.args); }
+  Buffers operator()(const EncodeRecordsArgs& a) const { return {a.kv, a.space.constants, a.records}; }
+  Buffers operator()(const DecodeRecordsArgs& a) const { return {a.records, a.space.constants, a.kv}; }
+  Buffers operator()(const ScoreArgs& a) const {
+    Buffers buffers = Of(a.attention);
+    const Buffers sides = Of(a.sides);
     buffers.insert(buffers.end(), sides.begin(), sides.end());
-    buffers.insert(buffers.end(), {args.query, args.index, args.scratch, args.chosen});
-    return Note("score_and_select", buffers);
+    buffers.insert(buffers.end(), {a.query, a.index, a.scratch, a.chosen});
+    return buffers;
   }
-  Status ProjectKeys(const Buffer& kv, const KvShape&, uint32_t, uint32_t, const IndexSides& sides, uint32_t,
-                     Buffer* out) override {
-    std::vector<const Buffer*> buffers = Of(sides);
-    buffers.insert(buffers.end(), {&kv, out});
-    return Note("project_keys", buffers);
+  Buffers operator()(const ProjectKeysArgs& a) const {
+    Buffers buffers = Of(a.sides);
+    buffers.insert(buffers.end(), {a.kv, a.out});
+    return buffers;
   }
-  Status AccumulateGram(const GramArgs& args) override {
-    return Note("accumulate_gram", {args.rows, args.sums});
+  Buffers operator()(const GramArgs& a) const { return {a.rows, a.sums}; }
+  Buffers operator()(const SumWeightsOp& a) const {
+    return {a.args.queries, a.args.step, a.args.kv, a.args.sums};
   }
-  Status SumWeights(const RowMassArgs& args) override {
-    return Note("sum_weights", {args.queries, args.step, args.kv, args.sums});
+  Buffers operator()(const AttentionMassOp& a) const {
+    return {a.args.queries, a.args.step, a.args.kv, a.args.sums, a.args.mass};
   }
-  Status AttentionMass(const RowMassArgs& args) override {
-    return Note("attention_mass", {args.queries, args.step, args.kv, args.sums, args.mass});
-  }
-  Status AluRate(uint32_t, uint32_t, Buffer* values) override { return Note("alu_rate", {values}); }
-  Status ReadRate(uint32_t, uint32_t, Buffer* values) override { return Note("read_rate", {values}); }
-  Status Finish() override { return Status::Ok(); }
+  Buffers operator()(const RateArgs& a) const { return {a.values}; }
 
  private:
-  static std::vector<const Buffer*> Of(const AttentionArgs& args) {
+  static Buffers Of(const AttentionArgs& args) {
     return {args.qkv,
             args.step,
             args.kv,
@@ -135,20 +124,31 @@ class LoggedList : public CommandList {
             args.parts_after.buffer,
             args.parts_before.buffer};
   }
-  static std::vector<const Buffer*> Of(const SlotAttentionArgs& args) {
-    std::vector<const Buffer*> buffers = Of(args.attention);
+  static Buffers Of(const SlotAttentionArgs& args) {
+    Buffers buffers = Of(args.attention);
     for (const SlotSource& source : args.used()) buffers.insert(buffers.end(), {source.slots, source.table});
     return buffers;
   }
-  static std::vector<const Buffer*> Of(const IndexSides& sides) {
+  static Buffers Of(const IndexSides& sides) {
     return {sides.query_side, sides.key_side, sides.bias, sides.scales};
   }
-  Status Note(const char* name, std::vector<const Buffer*> buffers, const Matrix* matrix = nullptr) {
-    log_.emplace_back(name);
-    given_ = {std::move(buffers), matrix};
+};
+
+class LoggedList : public CommandList {
+ public:
+  LoggedList(Log& log, Given& given) : log_(log), given_(given) {}
+
+  Status Add(const Operation& operation) override {
+    log_.emplace_back(NameOf(operation));
+    given_ = {std::visit(BuffersOf(), operation)};
+    if (const auto* embed = std::get_if<EmbedArgs>(&operation)) given_.matrix = embed->table;
+    if (const auto* product = std::get_if<MatMulArgs>(&operation)) given_.matrix = product->weight;
+    if (const auto* product = std::get_if<ExpertMatMulArgs>(&operation)) given_.matrix = product->weight;
     return Status::Ok();
   }
+  Status Finish() override { return Status::Ok(); }
 
+ private:
   Log& log_;
   Given& given_;
 };
@@ -500,6 +500,30 @@ TEST_F(PairDeviceTest, ArgumentsAreTheDevicesOwn) {
   expect("sum_weights", {0, 1, 2, 3}, [&](List& l) { return l.SumWeights(mass); });
   expect("attention_mass", {0, 1, 2, 3, 4}, [&](List& l) { return l.AttentionMass(mass); });
   expect("alu", {0}, [&](List& l) { return l.AluRate(1, 1, at(0)); });
+  expect("sigmoid_gate", {0, 1}, [&](List& l) { return l.SigmoidGate({at(0), 99, 1, at(1)}); });
+  expect("choose_experts", {0, 1, 2}, [&](List& l) {
+    return l.ChooseExperts({at(0), 99, 4, 2, at(1), at(2)});
+  });
+  expect("expert_matmul", {0, 1, 2, 3}, [&](List& l) {
+    return l.ExpertMatMul({matrix.get(), at(0), at(1), at(2), 99, 2, 2, at(3)});
+  });
+  EXPECT_EQ(prefill_->given.matrix, static_cast<pair::PairMatrix&>(*matrix).On(Side::kPrefill));
+  expect("short_convolution", {0, 1, 2, 3, 4}, [&](List& l) {
+    return l.ShortConvolution(
+        {.input = at(0), .taps = at(1), .state = at(2), .step = at(3), .n_tokens = 99, .output = at(4)});
+  });
+  expect("delta_rule", {0, 1, 2, 3, 4, 5}, [&](List& l) {
+    return l.DeltaRule({.qkv = at(0),
+                        .gates = at(1),
+                        .constants = at(2),
+                        .state = at(3),
+                        .step = at(4),
+                        .n_tokens = 99,
+                        .output = at(5)});
+  });
+  expect("gated_norm", {0, 1, 2}, [&](List& l) {
+    return l.GatedNorm({.values = at(0), .weight = at(1), .gate = at(2), .n_tokens = 99});
+  });
 }
 
 TEST_F(PairDeviceTest, ItIsDescribedAsBoth) {

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 #include <numbers>
+#include <span>
 
 #include "runtime/device/host/operations.h"
 #include "runtime/device/host/vector_math-inl.h"
@@ -18,7 +19,7 @@ HWY_BEFORE_NAMESPACE();
 namespace kvrun::host::HWY_NAMESPACE {
 namespace {
 
-void NormRow(const float* x, const float* weight, float epsilon, size_t n_cols, float* out) {
+void NormRow(const float* x, const float* weight, float epsilon, size_t n_cols, bool accumulate, float* out) {
   const hn::ScalableTag<float> d;
   const size_t lanes = hn::Lanes(d);
   auto sum0 = hn::Zero(d);
@@ -38,14 +39,16 @@ void NormRow(const float* x, const float* weight, float epsilon, size_t n_cols, 
   const auto factor = hn::Set(d, 1.0F / std::sqrt(sum / static_cast<float>(n_cols) + epsilon));
   for (i = 0; i < n_cols; i += lanes) {
     const auto value = hn::Mul(LoadFirst(d, x + i, n_cols - i), LoadFirst(d, weight + i, n_cols - i));
-    StoreFirst(d, hn::Mul(value, factor), out + i, n_cols - i);
+    auto normed = hn::Mul(value, factor);
+    if (accumulate) normed = hn::Add(normed, LoadFirst(d, out + i, n_cols - i));
+    StoreFirst(d, normed, out + i, n_cols - i);
   }
 }
 
 void NormRows(const float* x, const float* weight, float epsilon, size_t begin, size_t end, size_t n_cols,
-              float* out) {
+              bool accumulate, float* out) {
   for (size_t row = begin; row < end; ++row) {
-    NormRow(x + row * n_cols, weight, epsilon, n_cols, out + row * n_cols);
+    NormRow(x + row * n_cols, weight, epsilon, n_cols, accumulate, out + row * n_cols);
   }
 }
 
@@ -73,6 +76,33 @@ void Activate(const float* gate, const float* up, size_t n, float* out) {
   }
 }
 
+// (1 + tanh(y)) / 2 is sigmoid(2 y): x * sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)).
+void ActivateGelu(const float* gate, const float* up, size_t n, float* out) {
+  const hn::ScalableTag<float> d;
+  const auto one = hn::Set(d, 1.0F);
+  constexpr double kTwice = 2.0 * 0.79788456080286535588;  // 2 sqrt(2 / pi)
+  const auto linear = hn::Set(d, static_cast<float>(-kTwice * std::numbers::log2e));
+  const auto cubic = hn::Set(d, static_cast<float>(-kTwice * 0.044715 * std::numbers::log2e));
+  for (size_t i = 0; i < n; i += hn::Lanes(d)) {
+    const auto x = LoadFirst(d, gate + i, n - i);
+    const auto slope = hn::MulAdd(cubic, hn::Mul(x, x), linear);
+    const auto exponent = hn::Min(hn::Mul(x, slope), hn::Set(d, 127.0F));
+    const auto gelu = Divide(d, x, hn::Add(one, Exp2(d, exponent)));
+    StoreFirst(d, hn::Mul(gelu, LoadFirst(d, up + i, n - i)), out + i, n - i);
+  }
+}
+
+void MultiplySigmoid(const float* gate, size_t n, float* values) {
+  const hn::ScalableTag<float> d;
+  const auto one = hn::Set(d, 1.0F);
+  const auto minus_log2e = hn::Set(d, -std::numbers::log2e_v<float>);
+  for (size_t i = 0; i < n; i += hn::Lanes(d)) {
+    const auto exponent = hn::Min(hn::Mul(LoadFirst(d, gate + i, n - i), minus_log2e), hn::Set(d, 127.0F));
+    const auto value = LoadFirst(d, values + i, n - i);
+    StoreFirst(d, Divide(d, value, hn::Add(one, Exp2(d, exponent))), values + i, n - i);
+  }
+}
+
 }  // namespace
 }  // namespace kvrun::host::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
@@ -83,6 +113,8 @@ namespace {
 
 HWY_EXPORT(NormRows);
 HWY_EXPORT(Activate);
+HWY_EXPORT(ActivateGelu);
+HWY_EXPORT(MultiplySigmoid);
 
 // Elements that are worth a second thread: they take about as long as waking it.
 constexpr size_t kNormElements = 16384;
@@ -93,40 +125,66 @@ size_t RowsOf(size_t n_elements, size_t n_cols) { return std::max<size_t>(1, n_e
 
 }  // namespace
 
-void RmsNorm(ThreadPool& pool, const Buffer& x, const Buffer& weight, float epsilon, uint32_t n_rows,
-             uint32_t n_cols, Buffer* out) {
-  const auto* from = Data<float>(&x);
-  const auto* factors = Data<float>(&weight);
-  auto* to = Data<float>(out);
-  pool.ParallelFor(n_rows, RowsOf(kNormElements, n_cols), [=](size_t begin, size_t end, uint32_t) {
-    HWY_DYNAMIC_DISPATCH(NormRows)(from, factors, epsilon, begin, end, n_cols, to);
-  });
+void RmsNorm(ThreadPool& pool, const RmsNormArgs& args) {
+  const auto* from = Data<float>(args.x);
+  const auto* factors = Data<float>(args.weight);
+  auto* to = Data<float>(args.out);
+  const size_t n_cols = args.n_cols;
+  pool.ParallelFor(
+      args.n_rows, RowsOf(kNormElements, n_cols),
+      [=, epsilon = args.epsilon, accumulate = args.accumulate](size_t begin, size_t end, uint32_t) {
+        HWY_DYNAMIC_DISPATCH(NormRows)(from, factors, epsilon, begin, end, n_cols, accumulate, to);
+      });
 }
 
-void SwiGlu(ThreadPool& pool, const Buffer& gate_up, uint32_t n_tokens, uint32_t n_ff, Buffer* out) {
-  const auto* from = Data<float>(&gate_up);
-  auto* to = Data<float>(out);
-  const size_t n = size_t{n_tokens} * n_ff;
+void GatedUnit(ThreadPool& pool, const GatedUnitArgs& args) {
+  const auto* from = Data<float>(args.gate_up);
+  auto* to = Data<float>(args.out);
+  const size_t n_ff = args.n_ff;
+  const bool is_gelu = args.activation == Activation::kGeluTanh;
+  const size_t n = size_t{args.n_tokens} * n_ff;
   pool.ParallelFor(n, kActivations, [=](size_t begin, size_t end, uint32_t) {
     while (begin < end) {
       const size_t row = begin / n_ff;
       const size_t part_end = std::min(end, (row + 1) * n_ff);
       const float* gate = from + begin + row * n_ff;  // rows are twice as long as the output's
-      HWY_DYNAMIC_DISPATCH(Activate)(gate, gate + n_ff, part_end - begin, to + begin);
+      if (is_gelu) {
+        HWY_DYNAMIC_DISPATCH(ActivateGelu)(gate, gate + n_ff, part_end - begin, to + begin);
+      } else {
+        HWY_DYNAMIC_DISPATCH(Activate)(gate, gate + n_ff, part_end - begin, to + begin);
+      }
       begin = part_end;
     }
   });
 }
 
-void GatherRows(ThreadPool& pool, const Buffer& x, const Buffer& step, uint32_t n_rows, uint32_t n_cols,
-                Buffer* out) {
-  const auto* from = Data<float>(&x);
-  const auto* params = Data<StepParams>(&step);
-  auto* to = Data<float>(out);
-  pool.ParallelFor(n_rows, RowsOf(kCopiedElements, n_cols), [=](size_t begin, size_t end, uint32_t) {
+void SigmoidGate(ThreadPool& pool, const SigmoidGateArgs& args) {
+  const auto* gate = Data<float>(args.gate);
+  auto* values = Data<float>(args.values);
+  pool.ParallelFor(size_t{args.n_rows} * args.n_cols, kActivations, [=](size_t begin, size_t end, uint32_t) {
+    HWY_DYNAMIC_DISPATCH(MultiplySigmoid)(gate + begin, end - begin, values + begin);
+  });
+}
+
+void GatherRows(ThreadPool& pool, const GatherRowsArgs& args) {
+  const auto* from = Data<float>(args.x);
+  const auto* params = Data<StepParams>(args.step);
+  auto* to = Data<float>(args.out);
+  const size_t n_cols = args.n_cols;
+  pool.ParallelFor(args.n_rows, RowsOf(kCopiedElements, n_cols), [=](size_t begin, size_t end, uint32_t) {
     for (size_t row = begin; row < end; ++row) {
       std::memcpy(to + row * n_cols, from + size_t{params->tokens[row].output_row} * n_cols,
                   n_cols * sizeof(float));
+    }
+  });
+}
+
+void Copy(ThreadPool& pool, const CopyArgs& args) {
+  const auto* from = Data<std::byte>(args.from);
+  auto* to = Data<std::byte>(args.to);
+  pool.ParallelFor(args.pieces.size(), 1, [&](size_t begin, size_t end, uint32_t) {
+    for (const CopyArgs::Piece& piece : std::span(args.pieces).subspan(begin, end - begin)) {
+      std::memcpy(to + piece.to_bytes, from + piece.from_bytes, piece.size_bytes);
     }
   });
 }

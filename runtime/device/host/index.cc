@@ -65,26 +65,25 @@ void StartRows(const float* bias, size_t n_rows, size_t rank, float* out) {
 
 }  // namespace
 
-void ProjectKeys(ThreadPool& pool, const Buffer& kv, const KvShape& kv_shape, uint32_t first_token,
-                 uint32_t n_tokens, const IndexSides& sides, uint32_t rank, Buffer* out) {
-  const size_t head_dim = kv_shape.head_dim;
+void ProjectKeys(ThreadPool& pool, const ProjectKeysArgs& args) {
+  const size_t head_dim = args.kv_shape.head_dim;
   const size_t bytes = (kRowsAtOnce * head_dim + kVectorFloats) * sizeof(float);
   pool.ReserveScratch(bytes);
-  const size_t grain = RowGrain(head_dim * kv_shape.n_kv_heads, rank);
-  pool.ParallelFor(n_tokens, grain, [&](size_t begin, size_t end, uint32_t worker) {
+  const size_t grain = RowGrain(head_dim * args.kv_shape.n_kv_heads, args.rank);
+  pool.ParallelFor(args.n_tokens, grain, [&](size_t begin, size_t end, uint32_t worker) {
     auto* floats = reinterpret_cast<float*>(pool.Scratch(worker, bytes));
     for (; begin < end; begin += kRowsAtOnce) {
       const size_t n = std::min(kRowsAtOnce, end - begin);
-      float* const to = Data<float>(out) + begin * rank;
-      StartRows(Data<float>(sides.bias), n, rank, to);
-      for (size_t head = 0; head < kv_shape.n_kv_heads; ++head) {
-        const size_t at = (head * 2 * kv_shape.n_ctx + first_token + begin) * head_dim;
-        if (kv_shape.type == KvType::kF16) {
+      float* const to = Data<float>(args.out) + begin * args.rank;
+      StartRows(Data<float>(args.sides.bias), n, args.rank, to);
+      for (size_t head = 0; head < args.kv_shape.n_kv_heads; ++head) {
+        const size_t at = (head * 2 * args.kv_shape.n_ctx + args.first_token + begin) * head_dim;
+        if (args.kv_shape.type == KvType::kF16) {
           HWY_DYNAMIC_DISPATCH(ProjectHalves)
-          (Data<uint16_t>(&kv) + at, n, head_dim, sides, head * head_dim, rank, floats, to);
+          (Data<uint16_t>(args.kv) + at, n, head_dim, args.sides, head * head_dim, args.rank, floats, to);
         } else {
           HWY_DYNAMIC_DISPATCH(ProjectRows)
-          (Data<float>(&kv) + at, head_dim, n, head_dim, sides, head * head_dim, rank, to);
+          (Data<float>(args.kv) + at, head_dim, n, head_dim, args.sides, head * head_dim, args.rank, to);
         }
       }
     }

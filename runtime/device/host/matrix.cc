@@ -327,11 +327,11 @@ Result<std::unique_ptr<Matrix>> PackMatrix(std::shared_ptr<MemoryAccount> accoun
       std::make_unique<HostMatrix>(layout, static_cast<uint32_t>(n_rows), std::move(memory)));
 }
 
-void Embed(ThreadPool& pool, const Matrix& table, const Buffer& step, uint32_t n_tokens, Buffer* out) {
-  const auto& matrix = static_cast<const HostMatrix&>(table);
+void Embed(ThreadPool& pool, const EmbedArgs& args) {
+  const auto& matrix = static_cast<const HostMatrix&>(*args.table);
   const PanelLayout& layout = matrix.layout();
-  const auto* params = Data<StepParams>(&step);
-  auto* to = Data<float>(out);
+  const auto* params = Data<StepParams>(args.step);
+  auto* to = Data<float>(args.out);
   const auto embed = [&](size_t begin, size_t end, uint32_t) {
     for (size_t t = begin; t < end; ++t) {
       const uint32_t id = params->tokens[t].id;
@@ -339,22 +339,24 @@ void Embed(ThreadPool& pool, const Matrix& table, const Buffer& step, uint32_t n
       const uint32_t r = id % kPanelRows;
       float* values = to + t * layout.n_cols;
       if (layout.n_blocks == 0) {
-        for (uint32_t c = 0; c < layout.n_cols; ++c) values[c] = UnpackValue(layout, panel, r, c);
+        for (uint32_t c = 0; c < layout.n_cols; ++c)
+          values[c] = args.scale * UnpackValue(layout, panel, r, c);
       }
       for (uint32_t b = 0; b < layout.n_blocks; ++b) {
         const UnpackedBlock block = UnpackBlock(layout, panel, r, b);
         for (uint32_t i = 0; i < kBlockColumns; ++i) {
           values[b * kBlockColumns + i] =
-              static_cast<float>(block.quants[i]) * block.scale[i / 16] + block.minimum[i / 16];
+              args.scale *
+              (static_cast<float>(block.quants[i]) * block.scale[i / 16] + block.minimum[i / 16]);
         }
       }
     }
   };
   // One row is read sooner than another thread wakes up.
-  if (n_tokens == 1)
+  if (args.n_tokens == 1)
     embed(0, 1, 0);
   else
-    pool.ParallelFor(n_tokens, 1, embed);
+    pool.ParallelFor(args.n_tokens, 1, embed);
 }
 
 }  // namespace kvrun::host

@@ -1,5 +1,5 @@
-// What the host device's operations are made of: one function for each of CommandList's, with its arguments
-// (runtime/device/device.h says what they hold). Each divides its work among the pool's workers; none
+// What the host device's operations are made of: one function for each (runtime/device/operation.h), with its
+// arguments. Each divides its work among the pool's workers; none
 // allocates but by ThreadPool::Scratch.
 //
 // Kernels are compiled for several instruction sets (Highway's foreach_target) and chosen at run time. Sums
@@ -18,11 +18,11 @@
 namespace kvrun::host {
 
 // elementwise.cc
-void RmsNorm(ThreadPool& pool, const Buffer& x, const Buffer& weight, float epsilon, uint32_t n_rows,
-             uint32_t n_cols, Buffer* out);
-void SwiGlu(ThreadPool& pool, const Buffer& gate_up, uint32_t n_tokens, uint32_t n_ff, Buffer* out);
-void GatherRows(ThreadPool& pool, const Buffer& x, const Buffer& step, uint32_t n_rows, uint32_t n_cols,
-                Buffer* out);
+void RmsNorm(ThreadPool& pool, const RmsNormArgs& args);
+void GatedUnit(ThreadPool& pool, const GatedUnitArgs& args);
+void SigmoidGate(ThreadPool& pool, const SigmoidGateArgs& args);
+void GatherRows(ThreadPool& pool, const GatherRowsArgs& args);
+void Copy(ThreadPool& pool, const CopyArgs& args);
 
 // matrix.cc, matmul.cc: packed weights, and products with them.
 Result<std::unique_ptr<Matrix>> PackMatrix(std::shared_ptr<MemoryAccount> account, ThreadPool& pool,
@@ -31,7 +31,16 @@ Result<std::unique_ptr<Matrix>> PackMatrix(std::shared_ptr<MemoryAccount> accoun
 // exact: float activations; else activations are rounded to 8 bits, in blocks of 32 with a scale each, to 16
 // where a block is larger than most of its row.
 void MatMul(ThreadPool& pool, const MatMulArgs& args, bool exact);
-void Embed(ThreadPool& pool, const Matrix& table, const Buffer& step, uint32_t n_tokens, Buffer* out);
+void Embed(ThreadPool& pool, const EmbedArgs& args);
+
+// experts.cc: mixtures of experts. exact: as in MatMul.
+void ChooseExperts(ThreadPool& pool, const ChooseExpertsArgs& args);
+void ExpertMatMul(ThreadPool& pool, const ExpertMatMulArgs& args, bool exact);
+
+// short_convolution.cc, delta_rule.cc: layers that keep a state in place of KV.
+void ShortConvolution(ThreadPool& pool, const ShortConvolutionArgs& args);
+void DeltaRule(ThreadPool& pool, const DeltaRuleArgs& args);
+void GatedNorm(ThreadPool& pool, const GatedNormArgs& args);
 
 // attention.cc: KV in memory.
 void RopeAndStore(ThreadPool& pool, const AttentionArgs& args);
@@ -45,18 +54,14 @@ void RopeAndEncode(ThreadPool& pool, const SlotAttentionArgs& args);
 uint64_t AttendSlotsScratchBytes(const SlotAttentionArgs& args);
 // exact: as in MatMul; else few rows are rounded as attend_few_rounded-inl.h says.
 void AttendSlots(ThreadPool& pool, const SlotAttentionArgs& args, bool exact);
-void EncodeRecords(ThreadPool& pool, const Buffer& kv, const KvShape& kv_shape, uint32_t first_token,
-                   uint32_t n_groups, const KvRecordShape& record, const EntrySpace& space, Buffer* records);
-void DecodeRecords(ThreadPool& pool, const Buffer& records, const KvRecordShape& record,
-                   const EntrySpace& space, uint32_t n_groups, uint32_t first_token, const KvShape& kv_shape,
-                   Buffer* kv);
+void EncodeRecords(ThreadPool& pool, const EncodeRecordsArgs& args);
+void DecodeRecords(ThreadPool& pool, const DecodeRecordsArgs& args);
 
 // index.cc: scores, choice and upkeep of the index; sums for adapters.
 uint64_t ScoreScratchBytes(const ScoreArgs& args);
 // exact: as in MatMul; else queries of an index of int4 may be rounded, as score_rounded-inl.h says.
 void ScoreAndSelect(ThreadPool& pool, const ScoreArgs& args, bool exact);
-void ProjectKeys(ThreadPool& pool, const Buffer& kv, const KvShape& kv_shape, uint32_t first_token,
-                 uint32_t n_tokens, const IndexSides& sides, uint32_t rank, Buffer* out);
+void ProjectKeys(ThreadPool& pool, const ProjectKeysArgs& args);
 void AccumulateGram(ThreadPool& pool, const GramArgs& args);
 
 // row_mass.cc: how much attention entries receive from a prompt.
@@ -64,7 +69,6 @@ void SumWeights(ThreadPool& pool, const RowMassArgs& args);
 void AttentionMass(ThreadPool& pool, const RowMassArgs& args);
 
 // rates.cc: bounds for benchmarks.
-void AluRate(ThreadPool& pool, uint32_t n_groups, uint32_t n_steps, Buffer* values);
-void ReadRate(ThreadPool& pool, uint32_t n_groups, uint32_t n_steps, Buffer* values);
+void Rate(ThreadPool& pool, const RateArgs& args);
 
 }  // namespace kvrun::host

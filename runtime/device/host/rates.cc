@@ -78,24 +78,30 @@ constexpr size_t kInvocations = 64;  // of a group, as device.h counts them
 constexpr size_t kMultiplyAdds = 256;
 constexpr size_t kWordsRead = 4;
 
-}  // namespace
-
-void AluRate(ThreadPool& pool, uint32_t n_groups, uint32_t n_steps, Buffer* values) {
-  auto* data = Data<float>(values);
+void AluRate(ThreadPool& pool, const RateArgs& args) {
+  auto* data = Data<float>(args.values);
   const float x = data[0];
-  pool.ParallelFor(n_groups, 1, [&](size_t begin, size_t end, uint32_t worker) {
-    const size_t n = (end - begin) * n_steps * kInvocations * kMultiplyAdds;
+  pool.ParallelFor(args.n_groups, 1, [&](size_t begin, size_t end, uint32_t worker) {
+    const size_t n = (end - begin) * args.n_steps * kInvocations * kMultiplyAdds;
     // What nobody reads would not be computed.
     data[worker % kInvocations] = HWY_DYNAMIC_DISPATCH(MultiplyAdd)(n, x);
   });
 }
 
-void ReadRate(ThreadPool& pool, uint32_t n_groups, uint32_t n_steps, Buffer* values) {
-  auto* data = Data<uint32_t>(values);
+void ReadRate(ThreadPool& pool, const RateArgs& args) {
+  auto* data = Data<uint32_t>(args.values);
   constexpr size_t kGrain = kInvocations * kWordsRead;
-  pool.ParallelFor(size_t{n_groups} * n_steps * kGrain, kGrain, [&](size_t begin, size_t end, uint32_t) {
-    if (HWY_DYNAMIC_DISPATCH(Read)(data + begin, end - begin) == 0x12345678U) data[begin] = 0;
-  });
+  pool.ParallelFor(size_t{args.n_groups} * args.n_steps * kGrain, kGrain,
+                   [&](size_t begin, size_t end, uint32_t) {
+                     if (HWY_DYNAMIC_DISPATCH(Read)(data + begin, end - begin) == 0x12345678U)
+                       data[begin] = 0;
+                   });
+}
+
+}  // namespace
+
+void Rate(ThreadPool& pool, const RateArgs& args) {
+  args.kind == RateArgs::Kind::kArithmetic ? AluRate(pool, args) : ReadRate(pool, args);
 }
 
 }  // namespace kvrun::host

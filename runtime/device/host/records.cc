@@ -112,48 +112,45 @@ void LoadInSpace(const RecordCopy& copy, const RecordRows& of, const std::byte* 
 
 }  // namespace
 
-void EncodeRecords(ThreadPool& pool, const Buffer& kv, const KvShape& kv_shape, uint32_t first_token,
-                   uint32_t n_groups, const KvRecordShape& record, const EntrySpace& space, Buffer* records) {
-  const RecordCopy copy{kv_shape, record, space, first_token, n_groups};
+void EncodeRecords(ThreadPool& pool, const EncodeRecordsArgs& args) {
+  const RecordCopy copy{args.kv_shape, args.record, args.space, args.first_token, args.n_groups};
   copy.Check();
-  const KvRecordShape loaded = copy.InType(space.is_used() ? KvType::kF32 : kv_shape.type);
+  const KvRecordShape loaded = copy.InType(args.space.is_used() ? KvType::kF32 : args.kv_shape.type);
   const PlanePlace places[2] = {{loaded, false}, {loaded, true}};
-  const auto* from = Data<std::byte>(&kv);
-  auto* to = Data<std::byte>(records);
+  const auto* from = Data<std::byte>(args.kv);
+  auto* to = Data<std::byte>(args.records);
   pool.ReserveScratch(loaded.size_bytes());
   pool.ParallelFor(copy.n_records(), 1, [&](size_t begin, size_t end, uint32_t worker) {
     std::byte* rows = pool.Scratch(worker, loaded.size_bytes());
     for (size_t i = begin; i < end; ++i) {
       copy.ForRows(i, [&](const RecordRows& of) {
         std::byte* const first = rows + places[of.is_value ? 1 : 0].row(of.first);
-        if (space.is_used())
+        if (args.space.is_used())
           LoadInSpace(copy, of, from + of.in_kv, reinterpret_cast<float*>(first));
         else
           std::memcpy(first, from + of.in_kv, copy.rows_bytes());
       });
-      std::byte* one = to + i * record.size_bytes();
-      TranscodeRecord(loaded, {rows, loaded.size_bytes()}, record, {one, record.size_bytes()});
+      std::byte* one = to + i * args.record.size_bytes();
+      TranscodeRecord(loaded, {rows, loaded.size_bytes()}, args.record, {one, args.record.size_bytes()});
     }
   });
 }
 
-void DecodeRecords(ThreadPool& pool, const Buffer& records, const KvRecordShape& record,
-                   const EntrySpace& space, uint32_t n_groups, uint32_t first_token, const KvShape& kv_shape,
-                   Buffer* kv) {
-  const RecordCopy copy{kv_shape, record, space, first_token, n_groups};
+void DecodeRecords(ThreadPool& pool, const DecodeRecordsArgs& args) {
+  const RecordCopy copy{args.kv_shape, args.record, args.space, args.first_token, args.n_groups};
   copy.Check();
-  const PlanePlace places[2] = {{record, false}, {record, true}};
-  const auto* from = Data<std::byte>(&records);
-  auto* to = Data<std::byte>(kv);
-  const size_t scratch_bytes = kBlockEntries * DecodedRowFloats(record.head_dim) * sizeof(float);
+  const PlanePlace places[2] = {{args.record, false}, {args.record, true}};
+  const auto* from = Data<std::byte>(args.records);
+  auto* to = Data<std::byte>(args.kv);
+  const size_t scratch_bytes = kBlockEntries * DecodedRowFloats(args.record.head_dim) * sizeof(float);
   pool.ReserveScratch(scratch_bytes);
   pool.ParallelFor(copy.n_records(), 1, [&](size_t begin, size_t end, uint32_t worker) {
     auto* scratch = reinterpret_cast<float*>(pool.Scratch(worker, scratch_bytes));
     for (size_t i = begin; i < end; ++i) {
-      const std::byte* one = from + i * record.size_bytes();
+      const std::byte* one = from + i * args.record.size_bytes();
       copy.ForRows(i, [&](const RecordRows& rows) {
         const PlanePlace& place = places[rows.is_value ? 1 : 0];
-        if (place.type == kv_shape.type && !space.is_used()) {
+        if (place.type == args.kv_shape.type && !args.space.is_used()) {
           std::memcpy(to + rows.in_kv, one + place.row(rows.first), copy.rows_bytes());
         } else {
           DecodeTo(copy, place, rows, one, scratch, to + rows.in_kv);

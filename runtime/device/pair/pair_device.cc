@@ -7,6 +7,7 @@
 #include <map>
 #include <optional>
 #include <utility>
+#include <variant>
 
 #include "platform/base/check.h"
 #include "runtime/device/pair/pair_command_list.h"
@@ -35,6 +36,15 @@ DeviceInfo MakeInfo(const PairParts& parts) {
   info.decodes_on_cpu = decode.decodes_on_cpu;
   info.max_buffer_bytes = std::min(prefill.max_buffer_bytes, decode.max_buffer_bytes);
   return info;
+}
+
+// The operation with one device's own operands.
+template <typename Args>
+Args OnSide(Side side, Args args) {
+  Operation operation = std::move(args);
+  Translator translate(side);
+  VisitOperands(operation, translate);
+  return std::get<Args>(std::move(operation));
 }
 
 }  // namespace
@@ -74,18 +84,18 @@ Result<std::unique_ptr<Matrix>> PairDevice::CreateMatrix(TensorType type, uint32
 }
 
 uint64_t PairDevice::AttendScratchBytes(const AttentionArgs& args) const {
-  return std::max(parts_.prefill->AttendScratchBytes(Translator(Side::kPrefill)(args)),
-                  parts_.decode->AttendScratchBytes(Translator(Side::kDecode)(args)));
+  return std::max(parts_.prefill->AttendScratchBytes(OnSide(Side::kPrefill, AttendOp{args}).args),
+                  parts_.decode->AttendScratchBytes(OnSide(Side::kDecode, AttendOp{args}).args));
 }
 
 uint64_t PairDevice::AttendSlotsScratchBytes(const SlotAttentionArgs& args) const {
-  return std::max(parts_.prefill->AttendSlotsScratchBytes(Translator(Side::kPrefill)(args)),
-                  parts_.decode->AttendSlotsScratchBytes(Translator(Side::kDecode)(args)));
+  return std::max(parts_.prefill->AttendSlotsScratchBytes(OnSide(Side::kPrefill, AttendSlotsOp{args}).args),
+                  parts_.decode->AttendSlotsScratchBytes(OnSide(Side::kDecode, AttendSlotsOp{args}).args));
 }
 
 uint64_t PairDevice::ScoreScratchBytes(const ScoreArgs& args) const {
-  return std::max(parts_.prefill->ScoreScratchBytes(Translator(Side::kPrefill)(args)),
-                  parts_.decode->ScoreScratchBytes(Translator(Side::kDecode)(args)));
+  return std::max(parts_.prefill->ScoreScratchBytes(OnSide(Side::kPrefill, args)),
+                  parts_.decode->ScoreScratchBytes(OnSide(Side::kDecode, args)));
 }
 
 Result<std::unique_ptr<CommandList>> PairDevice::CreateCommandList() {

@@ -56,98 +56,21 @@ PairMatrix::PairMatrix(std::unique_ptr<Matrix> prefill, std::unique_ptr<Matrix> 
       prefill_(std::move(prefill)),
       decode_(std::move(decode)) {}
 
-const Buffer* Translator::operator()(const Buffer* buffer) const {
-  return buffer == nullptr ? nullptr : static_cast<const PairBuffer*>(buffer)->On(side_);
+void Translator::Reads(const Buffer*& buffer) {
+  if (buffer != nullptr) buffer = static_cast<const PairBuffer*>(buffer)->On(side_);
 }
 
-Buffer* Translator::operator()(Buffer* buffer) const {
-  if (buffer == nullptr) return nullptr;
+void Translator::Writes(Buffer*& buffer) {
+  if (buffer == nullptr) return;
   auto* pair = static_cast<PairBuffer*>(buffer);
   if (written_ != nullptr && std::find(written_->begin(), written_->end(), pair) == written_->end()) {
     written_->push_back(pair);
   }
-  return pair->On(side_);
+  buffer = pair->On(side_);
 }
 
-const Matrix* Translator::operator()(const Matrix* matrix) const {
-  return matrix == nullptr ? nullptr : static_cast<const PairMatrix*>(matrix)->On(side_);
-}
-
-MatMulArgs Translator::operator()(const MatMulArgs& args) const {
-  MatMulArgs own = args;
-  own.weight = (*this)(args.weight);
-  own.input = (*this)(args.input);
-  own.output = (*this)(args.output);
-  own.bias = (*this)(args.bias);
-  return own;
-}
-
-AttentionArgs Translator::operator()(const AttentionArgs& args) const {
-  AttentionArgs own = args;
-  own.qkv = (*this)(args.qkv);
-  own.step = (*this)(args.step);
-  own.kv = (*this)(args.kv);
-  own.angles = (*this)(args.angles);
-  own.norms = (*this)(args.norms);
-  own.output = (*this)(args.output);
-  own.scratch = (*this)(args.scratch);
-  own.parts_after.buffer = (*this)(args.parts_after.buffer);
-  const Buffer* before = args.parts_before.buffer;  // read alone
-  own.parts_before.buffer = const_cast<Buffer*>((*this)(before));
-  return own;
-}
-
-EntrySpace Translator::operator()(const EntrySpace& space) const {
-  return {(*this)(space.constants), space.means_begin};
-}
-
-SlotAttentionArgs Translator::operator()(const SlotAttentionArgs& args) const {
-  SlotAttentionArgs own = args;
-  own.attention = (*this)(args.attention);
-  own.space = (*this)(args.space);
-  for (SlotSource& source : std::span(own.sources).first(own.n_sources)) {
-    source.slots = (*this)(source.slots);
-    source.table = (*this)(source.table);
-    source.mass = (*this)(source.mass);
-  }
-  return own;
-}
-
-IndexSides Translator::operator()(const IndexSides& sides) const {
-  return {.are_halves = sides.are_halves,
-          .query_side = (*this)(sides.query_side),
-          .key_side = (*this)(sides.key_side),
-          .bias = (*this)(sides.bias),
-          .scales = (*this)(sides.scales)};
-}
-
-ScoreArgs Translator::operator()(const ScoreArgs& args) const {
-  ScoreArgs own = args;
-  own.query = (*this)(args.query);
-  own.attention = (*this)(args.attention);
-  own.sides = (*this)(args.sides);
-  own.index = (*this)(args.index);
-  own.weights = (*this)(args.weights);
-  own.scratch = (*this)(args.scratch);
-  own.chosen = (*this)(args.chosen);
-  return own;
-}
-
-GramArgs Translator::operator()(const GramArgs& args) const {
-  GramArgs own = args;
-  own.rows = (*this)(args.rows);
-  own.sums = (*this)(args.sums);
-  return own;
-}
-
-RowMassArgs Translator::operator()(const RowMassArgs& args) const {
-  RowMassArgs own = args;
-  own.queries = (*this)(args.queries);
-  own.step = (*this)(args.step);
-  own.kv = (*this)(args.kv);
-  own.sums = (*this)(args.sums);
-  own.mass = (*this)(args.mass);
-  return own;
+void Translator::Multiplies(const Matrix*& matrix) {
+  if (matrix != nullptr) matrix = static_cast<const PairMatrix*>(matrix)->On(side_);
 }
 
 }  // namespace kvrun::pair

@@ -86,26 +86,16 @@ class PairMatrix : public Matrix {
   std::unique_ptr<Matrix> decode_;
 };
 
-// Arguments of the pair as one device's: its own buffers and matrices in place of the pair's; null stays
+// Operands of the pair become one device's: its own buffers and matrices in place of the pair's; null stays
 // null. `written`, if any, gets each buffer once that an operation may write.
-class Translator {
+class Translator : public OperandVisitor {
  public:
   explicit Translator(Side side, std::vector<PairBuffer*>* written = nullptr)
       : side_(side), written_(written) {}
 
-  const Buffer* operator()(const Buffer* buffer) const;
-  const Buffer& operator()(const Buffer& buffer) const { return *(*this)(&buffer); }
-  Buffer* operator()(Buffer* buffer) const;
-  const Matrix* operator()(const Matrix* matrix) const;
-  const Matrix& operator()(const Matrix& matrix) const { return *(*this)(&matrix); }
-  MatMulArgs operator()(const MatMulArgs& args) const;
-  AttentionArgs operator()(const AttentionArgs& args) const;
-  EntrySpace operator()(const EntrySpace& space) const;
-  SlotAttentionArgs operator()(const SlotAttentionArgs& args) const;
-  IndexSides operator()(const IndexSides& sides) const;
-  ScoreArgs operator()(const ScoreArgs& args) const;
-  GramArgs operator()(const GramArgs& args) const;
-  RowMassArgs operator()(const RowMassArgs& args) const;
+  void Reads(const Buffer*& buffer) override;
+  void Writes(Buffer*& buffer) override;
+  void Multiplies(const Matrix*& matrix) override;
 
  private:
   Side side_;

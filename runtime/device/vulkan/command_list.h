@@ -52,32 +52,7 @@ class VulkanCommandList : public CommandList {
   static Result<std::unique_ptr<VulkanCommandList>> Create(VulkanComputeDevice& device);
   ~VulkanCommandList() override;
 
-  Status Embed(const Matrix& table, const Buffer& step, uint32_t n_tokens, Buffer* out) override;
-  Status RmsNorms(const Buffer& x, const NormTarget& first, const NormTarget& second, float epsilon,
-                  uint32_t n_rows, uint32_t n_cols) override;
-  Status RmsNorm(const Buffer& x, const Buffer& weight, float epsilon, uint32_t n_rows, uint32_t n_cols,
-                 Buffer* out) override;
-  Status MatMul(const MatMulArgs& args) override;
-  Status RopeAndStore(const AttentionArgs& args) override;
-  Status Attend(const AttentionArgs& args) override;
-  Status FinishAttention(const AttentionArgs& args) override;
-  Status SwiGlu(const Buffer& gate_up, uint32_t n_tokens, uint32_t n_ff, Buffer* out) override;
-  Status GatherRows(const Buffer& x, const Buffer& step, uint32_t n_rows, uint32_t n_cols,
-                    Buffer* out) override;
-  Status RopeAndEncode(const SlotAttentionArgs& args) override;
-  Status AttendSlots(const SlotAttentionArgs& args) override;
-  Status EncodeRecords(const Buffer& kv, const KvShape& kv_shape, uint32_t first_token, uint32_t n_groups,
-                       const KvRecordShape& record, const EntrySpace& space, Buffer* records) override;
-  Status DecodeRecords(const Buffer& records, const KvRecordShape& record, const EntrySpace& space,
-                       uint32_t n_groups, uint32_t first_token, const KvShape& kv_shape, Buffer* kv) override;
-  Status ScoreAndSelect(const ScoreArgs& args) override;
-  Status ProjectKeys(const Buffer& kv, const KvShape& kv_shape, uint32_t first_token, uint32_t n_tokens,
-                     const IndexSides& sides, uint32_t rank, Buffer* out) override;
-  Status AccumulateGram(const GramArgs& args) override;
-  Status SumWeights(const RowMassArgs& args) override;
-  Status AttentionMass(const RowMassArgs& args) override;
-  Status AluRate(uint32_t n_groups, uint32_t n_steps, Buffer* values) override;
-  Status ReadRate(uint32_t n_groups, uint32_t n_steps, Buffer* values) override;
+  Status Add(const Operation& operation) override;
   Status Finish() override;
 
   // In order; each is a submission of its own, so that no single one keeps the device for too long.
@@ -95,6 +70,33 @@ class VulkanCommandList : public CommandList {
   VulkanCommandList(VulkanComputeDevice& device, VulkanComputeDevice::ListParts made_of);
 
   Status Record(const Dispatch& dispatch);
+  // One launcher for each operation (add_operation.cc); what each does is several dispatches, or one.
+  Status Launch(const EmbedArgs& args);
+  Status Launch(const RmsNormArgs& args);
+  Status Launch(const RmsNormsArgs& args);
+  Status Launch(const MatMulArgs& args);
+  Status Launch(const GatedUnitArgs& args);
+  Status Launch(const SigmoidGateArgs& args);
+  Status Launch(const GatherRowsArgs& args);
+  Status Launch(const CopyArgs& args);
+  Status Launch(const ChooseExpertsArgs& args);
+  Status Launch(const ExpertMatMulArgs& args);
+  Status Launch(const ShortConvolutionArgs& args);
+  Status Launch(const DeltaRuleArgs& args);
+  Status Launch(const GatedNormArgs& args);
+  Status Launch(const RopeAndStoreOp& op);
+  Status Launch(const AttendOp& op);
+  Status Launch(const FinishAttentionOp& op);
+  Status Launch(const RopeAndEncodeOp& op);
+  Status Launch(const AttendSlotsOp& op);
+  Status Launch(const EncodeRecordsArgs& args);
+  Status Launch(const DecodeRecordsArgs& args);
+  Status Launch(const ScoreArgs& args);
+  Status Launch(const ProjectKeysArgs& args);
+  Status Launch(const GramArgs& args);
+  Status Launch(const SumWeightsOp& op);
+  Status Launch(const AttentionMassOp& op);
+  Status Launch(const RateArgs& args);
   // Whether the kernel has a variant that reads texels, and all that it reads can be read so.
   bool ReadsTexels(const Dispatch& dispatch) const;
   // Of a layer's KV: as many streams as can be bound at once.

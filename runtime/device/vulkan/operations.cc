@@ -24,50 +24,55 @@ std::string_view KvTypeName(KvType type) { return type == KvType::kF16 ? "f16" :
 
 }  // namespace
 
-Status VulkanCommandList::Embed(const Matrix& table, const Buffer& step, uint32_t n_tokens, Buffer* out) {
-  for (const MatrixSlice& slice : static_cast<const VulkanMatrix&>(table).slices()) {
+Status VulkanCommandList::Launch(const EmbedArgs& args) {
+  for (const MatrixSlice& slice : static_cast<const VulkanMatrix&>(*args.table).slices()) {
     const EmbedParams params{.planes = slice.layout.planes,
                              .n_rows = slice.layout.n_rows,
                              .row_begin = slice.row_begin,
-                             .n_cols = table.n_cols(),
-                             .n_tokens = n_tokens};
-    const KernelChoice kernel = Linear(fmt::format("embed_{}_floor", VariantTypeName(table.type())),
-                                       uint64_t{n_tokens} * slice.layout.planes.n_chunks * 2, 64);
+                             .n_cols = args.table->n_cols(),
+                             .n_tokens = args.n_tokens};
+    const KernelChoice kernel = Linear(fmt::format("embed_{}_floor", VariantTypeName(args.table->type())),
+                                       uint64_t{args.n_tokens} * slice.layout.planes.n_chunks * 2, 64);
     const std::array storage = {Binding{&slice.memory, Access::kRead},
-                                Binding{MemoryOrEmpty(out), Access::kWrite}};
+                                Binding{MemoryOrEmpty(args.out), Access::kWrite}};
     KVRUN_RETURN_IF_ERROR(Record(
-        {.kernel = kernel, .storage = storage, .step = &AsVulkan(step), .params = ParamBytes(params)}));
+        {.kernel = kernel, .storage = storage, .step = &AsVulkan(*args.step), .params = ParamBytes(params)}));
   }
   return Status::Ok();
 }
 
-Status VulkanCommandList::RmsNorm(const Buffer& x, const Buffer& weight, float epsilon, uint32_t n_rows,
-                                  uint32_t n_cols, Buffer* out) {
-  const RmsNormParams params{.n_rows = n_rows, .n_cols = n_cols, .epsilon = epsilon};
-  const KernelChoice kernel{
-      .variant = "rms_norm_f32_floor", .constants = {n_cols % 4 == 0 ? 1U : 0U}, .groups = {n_rows, 1, 1}};
-  const std::array storage = {Binding{MemoryOrEmpty(&x), Access::kRead},
-                              Binding{MemoryOrEmpty(&weight), Access::kRead},
-                              Binding{MemoryOrEmpty(out), Access::kWrite}};
-  return Record({.kernel = kernel, .storage = storage, .params = ParamBytes(params)});
-}
-
-Status VulkanCommandList::RmsNorms(const Buffer& x, const NormTarget& first, const NormTarget& second,
-                                   float epsilon, uint32_t n_rows, uint32_t n_cols) {
-  if (device_.plan().max_storage_buffers < kRmsNormsBuffers) {
-    return CommandList::RmsNorms(x, first, second, epsilon, n_rows, n_cols);
-  }
-  const RmsNormParams params{.n_rows = n_rows, .n_cols = n_cols, .epsilon = epsilon};
-  const KernelChoice kernel{
-      .variant = "rms_norms_f32_wide", .constants = {n_cols % 4 == 0 ? 1U : 0U}, .groups = {n_rows, 1, 1}};
+Status VulkanCommandList::Launch(const RmsNormArgs& args) {
+  const RmsNormParams params{.n_rows = args.n_rows, .n_cols = args.n_cols, .epsilon = args.epsilon};
+  const KernelChoice kernel{.variant = "rms_norm_f32_floor",
+                            .constants = {args.n_cols % 4 == 0 ? 1U : 0U},
+                            .groups = {args.n_rows, 1, 1}};
   const std::array storage = {
-      Binding{MemoryOrEmpty(&x), Access::kRead}, Binding{MemoryOrEmpty(first.weight), Access::kRead},
-      Binding{MemoryOrEmpty(first.out), Access::kWrite}, Binding{MemoryOrEmpty(second.weight), Access::kRead},
-      Binding{MemoryOrEmpty(second.out), Access::kWrite}};
+      Binding{MemoryOrEmpty(args.x), Access::kRead}, Binding{MemoryOrEmpty(args.weight), Access::kRead},
+      Binding{MemoryOrEmpty(args.out), args.accumulate ? Access::kReadWrite : Access::kWrite}};
   return Record({.kernel = kernel, .storage = storage, .params = ParamBytes(params)});
 }
 
-Status VulkanCommandList::MatMul(const MatMulArgs& args) {
+Status VulkanCommandList::Launch(const RmsNormsArgs& args) {
+  if (device_.plan().max_storage_buffers < kRmsNormsBuffers) {
+    for (const NormTarget& target : {args.first, args.second}) {
+      KVRUN_RETURN_IF_ERROR(
+          Launch(RmsNormArgs{args.x, target.weight, args.epsilon, args.n_rows, args.n_cols, target.out}));
+    }
+    return Status::Ok();
+  }
+  const RmsNormParams params{.n_rows = args.n_rows, .n_cols = args.n_cols, .epsilon = args.epsilon};
+  const KernelChoice kernel{.variant = "rms_norms_f32_wide",
+                            .constants = {args.n_cols % 4 == 0 ? 1U : 0U},
+                            .groups = {args.n_rows, 1, 1}};
+  const std::array storage = {Binding{MemoryOrEmpty(args.x), Access::kRead},
+                              Binding{MemoryOrEmpty(args.first.weight), Access::kRead},
+                              Binding{MemoryOrEmpty(args.first.out), Access::kWrite},
+                              Binding{MemoryOrEmpty(args.second.weight), Access::kRead},
+                              Binding{MemoryOrEmpty(args.second.out), Access::kWrite}};
+  return Record({.kernel = kernel, .storage = storage, .params = ParamBytes(params)});
+}
+
+Status VulkanCommandList::Launch(const MatMulArgs& args) {
   const auto& weight = static_cast<const VulkanMatrix&>(*args.weight);
   NoteHostBuffer(AsVulkan(*args.output));
   const uint32_t wanted_rows = args.n_rows != 0 ? args.n_rows : weight.n_rows();
@@ -97,7 +102,8 @@ Status VulkanCommandList::MatMul(const MatMulArgs& args) {
   return Status::Ok();
 }
 
-Status VulkanCommandList::RopeAndStore(const AttentionArgs& args) {
+Status VulkanCommandList::Launch(const RopeAndStoreOp& op) {
+  const AttentionArgs& args = op.args;
   const KvShape& kv = args.kv_shape;
   const KernelChoice kernel = Linear(fmt::format("rope_store_{}_floor", KvTypeName(kv.type)),
                                      uint64_t{args.n_tokens} * (args.n_heads + 2 * kv.n_kv_heads), 32);
@@ -140,7 +146,8 @@ std::vector<VulkanCommandList::KvWindow> VulkanCommandList::KvWindows(const Buff
   return windows;
 }
 
-Status VulkanCommandList::Attend(const AttentionArgs& args) {
+Status VulkanCommandList::Launch(const AttendOp& op) {
+  const AttentionArgs& args = op.args;
   const KvShape& kv = args.kv_shape;
   const AttendChoice choice =
       ChooseAttend(device_.plan(), device_.is_cpu(), kv, args.n_heads, args.n_tokens, args.of_prompt);
@@ -184,7 +191,8 @@ Status VulkanCommandList::Attend(const AttentionArgs& args) {
                  .params = ParamBytes(merge)});
 }
 
-Status VulkanCommandList::FinishAttention(const AttentionArgs& args) {
+Status VulkanCommandList::Launch(const FinishAttentionOp& op) {
+  const AttentionArgs& args = op.args;
   return CombineSplits(args.parts_after, 1, args.n_tokens * args.n_heads, args.kv_shape.head_dim,
                        args.output);
 }
@@ -200,38 +208,34 @@ Status VulkanCommandList::CombineSplits(const AttentionParts& parts, uint32_t n_
                  .params = ParamBytes(combine)});
 }
 
-Status VulkanCommandList::SwiGlu(const Buffer& gate_up, uint32_t n_tokens, uint32_t n_ff, Buffer* out) {
-  const SwiGluParams params{.n_tokens = n_tokens, .n_ff = n_ff};
-  const bool vector = n_ff % 4 == 0;
+Status VulkanCommandList::Launch(const GatedUnitArgs& args) {
+  const SwiGluParams params{.n_tokens = args.n_tokens, .n_ff = args.n_ff};
+  const bool vector = args.n_ff % 4 == 0;
   const KernelChoice kernel =
-      Linear("swiglu_f32_floor", uint64_t{n_tokens} * (vector ? n_ff / 4 : n_ff), 64, {vector ? 1U : 0U});
-  const std::array storage = {Binding{MemoryOrEmpty(&gate_up), Access::kRead},
-                              Binding{MemoryOrEmpty(out), Access::kWrite}};
+      Linear("swiglu_f32_floor", uint64_t{args.n_tokens} * (vector ? args.n_ff / 4 : args.n_ff), 64,
+             {vector ? 1U : 0U});
+  const std::array storage = {Binding{MemoryOrEmpty(args.gate_up), Access::kRead},
+                              Binding{MemoryOrEmpty(args.out), Access::kWrite}};
   return Record({.kernel = kernel, .storage = storage, .params = ParamBytes(params)});
 }
 
-Status VulkanCommandList::GatherRows(const Buffer& x, const Buffer& step, uint32_t n_rows, uint32_t n_cols,
-                                     Buffer* out) {
-  const GatherParams params{.n_rows = n_rows, .n_cols = n_cols};
-  const std::array storage = {Binding{MemoryOrEmpty(&x), Access::kRead},
-                              Binding{MemoryOrEmpty(out), Access::kWrite}};
-  return Record({.kernel = Linear("gather_rows_f32_floor", uint64_t{n_rows} * n_cols, 64),
+Status VulkanCommandList::Launch(const GatherRowsArgs& args) {
+  const GatherParams params{.n_rows = args.n_rows, .n_cols = args.n_cols};
+  const std::array storage = {Binding{MemoryOrEmpty(args.x), Access::kRead},
+                              Binding{MemoryOrEmpty(args.out), Access::kWrite}};
+  return Record({.kernel = Linear("gather_rows_f32_floor", uint64_t{args.n_rows} * args.n_cols, 64),
                  .storage = storage,
-                 .step = &AsVulkan(step),
+                 .step = &AsVulkan(*args.step),
                  .params = ParamBytes(params)});
 }
 
-Status VulkanCommandList::AluRate(uint32_t n_groups, uint32_t n_steps, Buffer* values) {
-  const RateParams params{.n_steps = n_steps, .stride = 0};
-  const KernelChoice kernel{.variant = "alu_rate_f32_floor", .constants = {}, .groups = {n_groups, 1, 1}};
-  const std::array storage = {Binding{MemoryOrEmpty(values), Access::kReadWrite}};
-  return Record({.kernel = kernel, .storage = storage, .params = ParamBytes(params)});
-}
-
-Status VulkanCommandList::ReadRate(uint32_t n_groups, uint32_t n_steps, Buffer* values) {
-  const RateParams params{.n_steps = n_steps, .stride = n_groups * 64};
-  const KernelChoice kernel{.variant = "read_rate_u32_floor", .constants = {}, .groups = {n_groups, 1, 1}};
-  const std::array storage = {Binding{MemoryOrEmpty(values), Access::kReadWrite}};
+Status VulkanCommandList::Launch(const RateArgs& args) {
+  const bool reads = args.kind == RateArgs::Kind::kReading;
+  const RateParams params{.n_steps = args.n_steps, .stride = reads ? args.n_groups * 64 : 0};
+  const KernelChoice kernel{.variant = reads ? "read_rate_u32_floor" : "alu_rate_f32_floor",
+                            .constants = {},
+                            .groups = {args.n_groups, 1, 1}};
+  const std::array storage = {Binding{MemoryOrEmpty(args.values), Access::kReadWrite}};
   return Record({.kernel = kernel, .storage = storage, .params = ParamBytes(params)});
 }
 

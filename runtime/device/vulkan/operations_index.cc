@@ -342,7 +342,7 @@ Status VulkanCommandList::SelectGroups(const ScoreArgs& args, const ScorePlan& s
                  .params = ParamBytes(params)});
 }
 
-Status VulkanCommandList::ScoreAndSelect(const ScoreArgs& args) {
+Status VulkanCommandList::Launch(const ScoreArgs& args) {
   KVRUN_CHECK(args.is_consistent());
   KVRUN_RETURN_IF_ERROR(CheckRank(args.index_shape.rank));
   const ScorePlan score = PlanScore(device_.plan(), device_.is_cpu(), args);
@@ -379,27 +379,26 @@ Status VulkanCommandList::SampleGroups(const ScoreArgs& args, const ScorePlan& s
                  .params = ParamBytes(params)});
 }
 
-Status VulkanCommandList::ProjectKeys(const Buffer& kv, const KvShape& kv_shape, uint32_t first_token,
-                                      uint32_t n_tokens, const IndexSides& sides, uint32_t rank,
-                                      Buffer* out) {
-  NoteHostBuffer(AsVulkan(*out));
-  const ProjectKeysParams params{.n_tokens = n_tokens,
-                                 .n_dims = kv_shape.n_kv_heads * kv_shape.head_dim,
-                                 .rank = rank,
-                                 .first_token = first_token,
-                                 .head_dim = kv_shape.head_dim,
-                                 .n_ctx = kv_shape.n_ctx};
+Status VulkanCommandList::Launch(const ProjectKeysArgs& args) {
+  NoteHostBuffer(AsVulkan(*args.out));
+  const ProjectKeysParams params{.n_tokens = args.n_tokens,
+                                 .n_dims = args.kv_shape.n_kv_heads * args.kv_shape.head_dim,
+                                 .rank = args.rank,
+                                 .first_token = args.first_token,
+                                 .head_dim = args.kv_shape.head_dim,
+                                 .n_ctx = args.kv_shape.n_ctx};
   const KernelChoice kernel{
-      .variant = fmt::format("project_keys_{}_floor", kv_shape.type == KvType::kF16 ? "f16" : "f32"),
-      .constants = {IsVector(rank), sides.are_halves ? 1U : 0U},
-      .groups = {CeilDiv(rank, kTileColumns), CeilDiv(n_tokens, kTileRows), 1}};
-  const std::array storage = {
-      Binding{MemoryOrEmpty(&kv), Access::kRead}, Binding{MemoryOrEmpty(sides.key_side), Access::kRead},
-      Binding{MemoryOrEmpty(sides.bias), Access::kRead}, Binding{MemoryOrEmpty(out), Access::kWrite}};
+      .variant = fmt::format("project_keys_{}_floor", args.kv_shape.type == KvType::kF16 ? "f16" : "f32"),
+      .constants = {IsVector(args.rank), args.sides.are_halves ? 1U : 0U},
+      .groups = {CeilDiv(args.rank, kTileColumns), CeilDiv(args.n_tokens, kTileRows), 1}};
+  const std::array storage = {Binding{MemoryOrEmpty(args.kv), Access::kRead},
+                              Binding{MemoryOrEmpty(args.sides.key_side), Access::kRead},
+                              Binding{MemoryOrEmpty(args.sides.bias), Access::kRead},
+                              Binding{MemoryOrEmpty(args.out), Access::kWrite}};
   return Record({.kernel = kernel, .storage = storage, .params = ParamBytes(params)});
 }
 
-Status VulkanCommandList::AccumulateGram(const GramArgs& args) {
+Status VulkanCommandList::Launch(const GramArgs& args) {
   constexpr uint32_t kTileI = 64;
   constexpr uint32_t kTileJ = 32;
   if (args.skip_rows >= args.n_rows) return Status::Ok();

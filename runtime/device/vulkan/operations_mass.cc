@@ -72,7 +72,8 @@ Status VulkanCommandList::JoinSlotMass(const SlotAttentionArgs& args, const Atte
                  .params = ParamBytes(params)});
 }
 
-Status VulkanCommandList::SumWeights(const RowMassArgs& args) {
+Status VulkanCommandList::Launch(const SumWeightsOp& op) {
+  const RowMassArgs& args = op.args;
   const RowMassParams params = ParamsOf(args);
   NoteHostBuffer(AsVulkan(*args.sums));
   const std::array storage = {Binding{MemoryOrEmpty(args.queries), Access::kRead},
@@ -84,7 +85,8 @@ Status VulkanCommandList::SumWeights(const RowMassArgs& args) {
                  .params = ParamBytes(params)});
 }
 
-Status VulkanCommandList::AttentionMass(const RowMassArgs& args) {
+Status VulkanCommandList::Launch(const AttentionMassOp& op) {
+  const RowMassArgs& args = op.args;
   const RowMassParams params = ParamsOf(args);
   const MassForm& form = args.form;
   KVRUN_CHECK(form.rows != MassForm::Rows::kReplace);

@@ -68,7 +68,8 @@ uint64_t VulkanComputeDevice::AttendSlotsScratchBytes(const SlotAttentionArgs& a
   return std::max(PlanAttendSlots(plan(), is_cpu(), args).scratch_floats * sizeof(float), uint64_t{16});
 }
 
-Status VulkanCommandList::RopeAndEncode(const SlotAttentionArgs& args) {
+Status VulkanCommandList::Launch(const RopeAndEncodeOp& op) {
+  const SlotAttentionArgs& args = op.args;
   const SlotSource& window = args.window();
   CheckSource(args, window);
   KVRUN_CHECK(window.shape.n_window_slots >= 1 && !window.shape.is_shared);
@@ -173,7 +174,8 @@ Status VulkanCommandList::AttendSource(const SlotAttentionArgs& args, const Atte
                  .params = ParamBytes(params)});
 }
 
-Status VulkanCommandList::AttendSlots(const SlotAttentionArgs& args) {
+Status VulkanCommandList::Launch(const AttendSlotsOp& op) {
+  const SlotAttentionArgs& args = op.args;
   const AttentionArgs& attention = args.attention;
   const AttendSlotsPlan plan = PlanAttendSlots(device_.plan(), device_.is_cpu(), args);
   if (plan.merged) KVRUN_RETURN_IF_ERROR(AttendMerged(args, plan));
@@ -207,32 +209,31 @@ Status VulkanCommandList::CombineInSpace(const SlotAttentionArgs& args, uint32_t
                  .params = ParamBytes(params)});
 }
 
-Status VulkanCommandList::EncodeRecords(const Buffer& kv, const KvShape& kv_shape, uint32_t first_token,
-                                        uint32_t n_groups, const KvRecordShape& record,
-                                        const EntrySpace& space, Buffer* records) {
-  const RecordCopyParams params = CopyParams(record, kv_shape, space, first_token, n_groups);
-  const std::array storage = {Binding{MemoryOrEmpty(&kv), Access::kRead},
-                              Binding{MemoryOrEmpty(records), Access::kReadWrite},
-                              Binding{MemoryOrEmpty(space.constants), Access::kRead}};
-  return Record(
-      {.kernel = ChooseEncodeRecords(record, kv_shape.type, space.is_used(), kv_shape.n_kv_heads, n_groups),
-       .storage = storage,
-       .params = ParamBytes(params)});
+Status VulkanCommandList::Launch(const EncodeRecordsArgs& args) {
+  const RecordCopyParams params =
+      CopyParams(args.record, args.kv_shape, args.space, args.first_token, args.n_groups);
+  const std::array storage = {Binding{MemoryOrEmpty(args.kv), Access::kRead},
+                              Binding{MemoryOrEmpty(args.records), Access::kReadWrite},
+                              Binding{MemoryOrEmpty(args.space.constants), Access::kRead}};
+  return Record({.kernel = ChooseEncodeRecords(args.record, args.kv_shape.type, args.space.is_used(),
+                                               args.kv_shape.n_kv_heads, args.n_groups),
+                 .storage = storage,
+                 .params = ParamBytes(params)});
 }
 
-Status VulkanCommandList::DecodeRecords(const Buffer& records, const KvRecordShape& record,
-                                        const EntrySpace& space, uint32_t n_groups, uint32_t first_token,
-                                        const KvShape& kv_shape, Buffer* kv) {
-  RecordCopyParams params = CopyParams(record, kv_shape, space, first_token, n_groups);
-  for (const KvWindow& window : KvWindows(*kv, kv_shape, Access::kWrite)) {
+Status VulkanCommandList::Launch(const DecodeRecordsArgs& args) {
+  RecordCopyParams params =
+      CopyParams(args.record, args.kv_shape, args.space, args.first_token, args.n_groups);
+  for (const KvWindow& window : KvWindows(*args.kv, args.kv_shape, Access::kWrite)) {
     params.first_head = window.first_stream;
     params.n_kv_heads = window.n_streams;
-    const std::array storage = {Binding{MemoryOrEmpty(&records), Access::kRead}, window.binding,
-                                Binding{MemoryOrEmpty(space.constants), Access::kRead}};
-    KVRUN_RETURN_IF_ERROR(Record(
-        {.kernel = ChooseDecodeRecords(record, kv_shape.type, space.is_used(), window.n_streams, n_groups),
-         .storage = storage,
-         .params = ParamBytes(params)}));
+    const std::array storage = {Binding{MemoryOrEmpty(args.records), Access::kRead}, window.binding,
+                                Binding{MemoryOrEmpty(args.space.constants), Access::kRead}};
+    KVRUN_RETURN_IF_ERROR(
+        Record({.kernel = ChooseDecodeRecords(args.record, args.kv_shape.type, args.space.is_used(),
+                                              window.n_streams, args.n_groups),
+                .storage = storage,
+                .params = ParamBytes(params)}));
   }
   return Status::Ok();
 }
