@@ -54,7 +54,9 @@ struct AttentionArgs {
   bool rope_halves = false;   // pairs are (i, i + rotary_dim / 2), else (2i, 2i + 1)
   Buffer* output = nullptr;   // Attend: float [n_tokens, n_heads * head_dim]
   Buffer* scratch = nullptr;  // Attend: at least Device::AttendScratchBytes
-  // A row attends to the newest entries alone, so many, its own among them. 0: to all. Attend.
+  // Above 0, a row attends to the newest entries alone, so many, its own among them; and the KV buffer is a
+  // ring: the entry of position p lies at p % kv_shape.n_ctx, which is at least window_tokens + n_tokens - 1.
+  // 0: to all. RopeAndStore and Attend; not with parts.
   uint32_t window_tokens = 0;
   // Above 0: scores become score_cap * tanh(score / score_cap) before the softmax.
   float score_cap = 0.0F;
