@@ -171,7 +171,7 @@ Result<std::optional<Adapter>> TuningAdapter(const Model& model, const std::stri
   KVRUN_ASSIGN_OR_RETURN(const std::string fingerprint, model.Fingerprint());
   // Says what is wrong where it is another model's.
   KVRUN_RETURN_IF_ERROR(
-      ReadAdapter(path, fingerprint, model.config.n_layers, model.config.kv_dim(), rank).status());
+      ReadAdapter(path, fingerprint, model.config.n_kv_layers(), model.config.kv_dim(), rank).status());
   return std::optional<Adapter>(std::move(adapter));
 }
 

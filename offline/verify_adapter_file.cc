@@ -13,7 +13,7 @@ Result<std::vector<AdapterCheck>> VerifyAdapterFile(const std::string& adapter_p
   KVRUN_ASSIGN_OR_RETURN(const ModelConfig config, ReadModelConfig(*model));
   KVRUN_ASSIGN_OR_RETURN(const std::string fingerprint, ModelFingerprint(*model, config));
   return VerifyAdapter(adapter, {.fingerprint = fingerprint,
-                                 .n_layers = config.n_layers,
+                                 .n_layers = config.n_kv_layers(),
                                  .n_kv_heads = config.n_kv_heads,
                                  .key_dim = config.kv_dim()});
 }

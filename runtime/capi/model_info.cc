@@ -19,6 +19,7 @@ std::string_view ScalingName(RopeScaling scaling) {
     case RopeScaling::kLinear: return "linear";
     case RopeScaling::kLlama3: return "llama3";
     case RopeScaling::kYarn: return "yarn";
+    case RopeScaling::kLongRope: return "longrope";
   }
   return "unknown";
 }
@@ -30,7 +31,7 @@ Json RopeInfo(const RopeConfig& rope) {
                {"scaling", ScalingName(rope.scaling)}};
   if (rope.scaling == RopeScaling::kLinear || rope.scaling == RopeScaling::kYarn)
     info["factor"] = rope.factor;
-  if (rope.scaling == RopeScaling::kYarn) info["original_context"] = rope.original_context;
+  if (rope.original_context > 0) info["original_context"] = rope.original_context;
   return info;
 }
 

@@ -68,7 +68,10 @@ constexpr uint64_t kFirstHeaderBytes = 2 * kMiB;
 // Far above what any model has: tens of MiB.
 constexpr uint64_t kMaxHeaderBytes = 256 * kMiB;
 
-bool IsSmallInteger(uint32_t element_type) { return element_type <= static_cast<uint32_t>(GgufType::kI32); }
+bool IsSmallInteger(uint32_t element_type) {
+  return element_type <= static_cast<uint32_t>(GgufType::kI32) ||
+         element_type == static_cast<uint32_t>(GgufType::kBool);
+}
 
 }  // namespace
 

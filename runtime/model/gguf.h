@@ -94,7 +94,7 @@ class GgufFile {
   Result<std::string_view> String(std::string_view key) const;
   Result<std::vector<std::string_view>> Strings(std::string_view key) const;
   Result<std::vector<float>> Floats(std::string_view key) const;  // float32 array
-  Result<std::vector<int32_t>> Ints(std::string_view key) const;  // 8- to 32-bit integer array
+  Result<std::vector<int32_t>> Ints(std::string_view key) const;  // 8- to 32-bit integer or bool array
   Result<uint32_t> U32Or(std::string_view key, uint32_t fallback) const;
   Result<float> F32Or(std::string_view key, float fallback) const;
   Result<bool> BoolOr(std::string_view key, bool fallback) const;

@@ -4,39 +4,27 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <string_view>
 
-#include "runtime/model/gguf_parser.h"
+#include "runtime/model/architectures.h"
+#include "runtime/model/layer_kinds.h"
+#include "runtime/model/layer_pattern.h"
+#include "runtime/model/model_keys.h"
 #include "runtime/model/rope_config.h"
 
 namespace kvrun {
 namespace {
 
-enum class Presence : uint8_t { kNo, kYes, kIfInFile };
-
-struct Architecture {
-  std::string_view name;
-  RopePairing pairing;
-  Presence qkv_bias;
-  bool has_qk_norm;
-};
-
-// To add an architecture that is a llama with other norms, biases or rotation: a row here, a test model.
-constexpr std::array kArchitectures = {
-    Architecture{"llama", RopePairing::kAdjacent, Presence::kIfInFile, false},
-    Architecture{"qwen2", RopePairing::kHalves, Presence::kYes, false},
-    Architecture{"qwen3", RopePairing::kHalves, Presence::kIfInFile, true},
-};
-
 // Upper bounds far above existing models: what depends on them stays small and cannot overflow.
-constexpr uint32_t kMaxLayers = 1024;
-constexpr uint32_t kMaxEmbedding = 1U << 17;
-constexpr uint32_t kMaxFeedForward = 1U << 20;
-constexpr uint32_t kMaxHeads = 1024;
+constexpr uint32_t kMostLayers = 1024;
+constexpr uint32_t kMostEmbedding = 1U << 17;
+constexpr uint32_t kMostFeedForward = 1U << 20;
+constexpr uint32_t kMostHeads = 1024;
 constexpr uint32_t kMinHeadDim = 8;
 constexpr uint32_t kMaxHeadDim = 256;
 constexpr uint32_t kMaxVocabulary = 1U << 22;
-constexpr uint32_t kMaxContext = 1U << 27;
+constexpr uint32_t kMostContext = 1U << 27;
 
 // Keys that change what a layer computes in a way that kvrun does not do. A value of 0 always means "off".
 struct NeutralKey {
@@ -45,47 +33,24 @@ struct NeutralKey {
   std::string_view feature;
 };
 constexpr std::array kNeutralKeys = {
-    NeutralKey{"expert_count", 0.0F, "a mixture of experts"},
     NeutralKey{"attention.clamp_kqv", 0.0F, "clamped queries and keys"},
     NeutralKey{"attention.max_alibi_bias", 0.0F, "ALiBi position biases"},
     NeutralKey{"attention.scale", 0.0F, "its own attention scale"},
-    NeutralKey{"attn_logit_softcapping", 0.0F, "soft-capped attention"},
-    NeutralKey{"final_logit_softcapping", 0.0F, "soft-capped logits"},
     NeutralKey{"logit_scale", 1.0F, "scaled logits"},
     NeutralKey{"residual_scale", 1.0F, "scaled residuals"},
     NeutralKey{"embedding_scale", 1.0F, "scaled embeddings"},
 };
 
-std::string KnownArchitectures() {
-  std::string names;
-  for (const Architecture& architecture : kArchitectures) {
-    if (!names.empty()) names += ", ";
-    names += architecture.name;
-  }
-  return names;
-}
-
-Result<const Architecture*> FindArchitecture(const GgufFile& file) {
-  const Result<std::string_view> name = file.String("general.architecture");
-  if (!name.ok()) return name.status();
-  for (const Architecture& architecture : kArchitectures) {
-    if (architecture.name == *name) return &architecture;
-  }
-  return Status(StatusCode::kUnsupported,
-                fmt::format("{}: the architecture {} is not supported; kvrun runs {}", file.name(),
-                            QuoteForMessage(*name), KnownArchitectures()));
-}
-
 // Reads the keys of one model; every message names the file and the key.
 class ConfigReader {
  public:
   ConfigReader(const GgufFile& file, const Architecture& architecture)
-      : file_(file), architecture_(architecture) {}
+      : file_(file), architecture_(architecture), keys_(file, architecture.name) {}
 
   Result<ModelConfig> Read();
 
  private:
-  std::string Key(std::string_view suffix) const { return fmt::format("{}.{}", architecture_.name, suffix); }
+  std::string Key(std::string_view suffix) const { return keys_.Key(suffix); }
   Status CheckSupported() const;
   Status ReadSizes();
   Status ReadHeads();
@@ -93,13 +58,13 @@ class ConfigReader {
   Status ReadVocabulary();
   Status ReadContext();
   Status ReadEpsilon();
+  Status ReadRotations();
   void FindOptionalTensors();
-  Result<uint32_t> Bounded(std::string_view suffix, uint32_t value, uint32_t min, uint32_t max) const;
-  Result<uint32_t> Size(std::string_view suffix, uint32_t max) const;
-  Result<uint32_t> SameInEveryLayer(std::string_view suffix, uint32_t max) const;
 
   const GgufFile& file_;
   const Architecture& architecture_;
+  ModelKeys keys_;
+  uint32_t n_blocks_ = 0;  // of the file: layers, and after them draft heads
   ModelConfig config_;
 };
 
@@ -108,14 +73,18 @@ Result<ModelConfig> ConfigReader::Read() {
   KVRUN_ASSIGN_OR_RETURN(config_.name, file_.StringOr("general.name", ""));
   KVRUN_RETURN_IF_ERROR(CheckSupported());
   KVRUN_RETURN_IF_ERROR(ReadSizes());
+  KVRUN_ASSIGN_OR_RETURN(config_.layers, ReadLayerPattern(file_, architecture_, n_blocks_, config_.n_layers));
+  for (uint32_t i = 0; i < config_.n_layers; ++i) {
+    if (config_.layers[i].keeps_growing_kv()) config_.kv_layers.push_back(i);
+  }
   KVRUN_RETURN_IF_ERROR(ReadHeads());
   KVRUN_RETURN_IF_ERROR(ReadHeadDim());
+  KVRUN_RETURN_IF_ERROR(ReadLayerKinds(keys_, architecture_, config_));
   KVRUN_RETURN_IF_ERROR(ReadVocabulary());
   KVRUN_RETURN_IF_ERROR(ReadContext());
   KVRUN_RETURN_IF_ERROR(ReadEpsilon());
   FindOptionalTensors();
-  KVRUN_ASSIGN_OR_RETURN(config_.rope, ReadRopeConfig(file_, architecture_.name, architecture_.pairing,
-                                                      config_.head_dim, config_.n_ctx_train));
+  KVRUN_RETURN_IF_ERROR(ReadRotations());
   return std::move(config_);
 }
 
@@ -137,50 +106,35 @@ Status ConfigReader::CheckSupported() const {
   return Status::Ok();
 }
 
-Result<uint32_t> ConfigReader::Bounded(std::string_view suffix, uint32_t value, uint32_t min,
-                                       uint32_t max) const {
-  if (value >= min && value <= max) return value;
-  return Status(StatusCode::kUnsupported, fmt::format("{}: key \"{}\" is {}; kvrun runs models with {} to {}",
-                                                      file_.name(), Key(suffix), value, min, max));
-}
-
-Result<uint32_t> ConfigReader::Size(std::string_view suffix, uint32_t max) const {
-  KVRUN_ASSIGN_OR_RETURN(const uint32_t value, file_.U32(Key(suffix)));
-  return Bounded(suffix, value, 1, max);
-}
-
-// Some files write one number per layer.
-Result<uint32_t> ConfigReader::SameInEveryLayer(std::string_view suffix, uint32_t max) const {
-  const GgufValue* value = file_.Find(Key(suffix));
-  if (value == nullptr || !std::holds_alternative<GgufNumberArray>(*value)) return Size(suffix, max);
-  KVRUN_ASSIGN_OR_RETURN(const std::vector<int32_t> per_layer, file_.Ints(Key(suffix)));
-  if (per_layer.size() != config_.n_layers) {
-    return Status(StatusCode::kCorrupt,
-                  fmt::format("{}: key \"{}\" has {} numbers for {} layers", file_.name(), Key(suffix),
-                              per_layer.size(), config_.n_layers));
-  }
-  const int32_t first = per_layer.front();
-  if (std::any_of(per_layer.begin(), per_layer.end(), [&](int32_t n) { return n != first; })) {
-    return Status(
-        StatusCode::kUnsupported,
-        fmt::format("{}: key \"{}\" differs from layer to layer; kvrun runs models with equal layers",
-                    file_.name(), Key(suffix)));
-  }
-  return Bounded(suffix, static_cast<uint32_t>(std::max(first, 0)), 1, max);
-}
-
 Status ConfigReader::ReadSizes() {
-  KVRUN_ASSIGN_OR_RETURN(config_.n_layers, Size("block_count", kMaxLayers));
-  KVRUN_ASSIGN_OR_RETURN(config_.n_embd, Size("embedding_length", kMaxEmbedding));
-  KVRUN_ASSIGN_OR_RETURN(config_.n_ff, SameInEveryLayer("feed_forward_length", kMaxFeedForward));
+  KVRUN_ASSIGN_OR_RETURN(n_blocks_, keys_.Size("block_count", kMostLayers));
+  KVRUN_ASSIGN_OR_RETURN(const uint32_t n_drafts, file_.U32Or(Key("nextn_predict_layers"), 0));
+  if (n_drafts >= n_blocks_) {
+    return {StatusCode::kCorrupt, fmt::format("{}: key \"{}\" is {}, of {} layers in all", file_.name(),
+                                              Key("nextn_predict_layers"), n_drafts, n_blocks_)};
+  }
+  config_.n_layers = n_blocks_ - n_drafts;
+  config_.n_draft_heads = n_drafts;
+  KVRUN_ASSIGN_OR_RETURN(config_.n_embd, keys_.Size("embedding_length", kMostEmbedding));
+  // Experts have a length of their own.
+  if (!architecture_.has_experts || file_.Has(Key("feed_forward_length"))) {
+    KVRUN_ASSIGN_OR_RETURN(config_.n_ff,
+                           keys_.SameInEveryLayer("feed_forward_length", kMostFeedForward, n_blocks_,
+                                                  config_.n_layers, /*zero_is_other=*/false));
+  }
+  config_.embedding_scale =
+      architecture_.scales_embedding ? std::sqrt(static_cast<float>(config_.n_embd)) : 1.0F;
   return Status::Ok();
 }
 
 Status ConfigReader::ReadHeads() {
-  KVRUN_ASSIGN_OR_RETURN(config_.n_heads, SameInEveryLayer("attention.head_count", kMaxHeads));
+  const auto heads = [&](std::string_view suffix) {
+    return keys_.SameInEveryLayer(suffix, kMostHeads, n_blocks_, config_.n_layers, !config_.is_uniform());
+  };
+  KVRUN_ASSIGN_OR_RETURN(config_.n_heads, heads("attention.head_count"));
   config_.n_kv_heads = config_.n_heads;
   if (file_.Has(Key("attention.head_count_kv"))) {
-    KVRUN_ASSIGN_OR_RETURN(config_.n_kv_heads, SameInEveryLayer("attention.head_count_kv", kMaxHeads));
+    KVRUN_ASSIGN_OR_RETURN(config_.n_kv_heads, heads("attention.head_count_kv"));
   }
   if (config_.n_heads % config_.n_kv_heads != 0) {
     return {StatusCode::kCorrupt, fmt::format("{}: {} attention heads are not a multiple of {} KV heads",
@@ -236,12 +190,13 @@ Status ConfigReader::ReadVocabulary() {
   return Status::Ok();
 }
 
-// Attention within a sliding window equals full attention while the context is no longer than the window:
-// kvrun computes full attention and so offers no more context than that by itself.
+// Where no layer is computed with a window, but the model was trained with one, attention within it equals
+// full attention while the context is no longer: kvrun offers no more context than that by itself.
 Status ConfigReader::ReadContext() {
-  KVRUN_ASSIGN_OR_RETURN(config_.n_ctx_train, Size("context_length", kMaxContext));
-  KVRUN_ASSIGN_OR_RETURN(config_.sliding_window, file_.U32Or(Key("attention.sliding_window"), 0));
+  KVRUN_ASSIGN_OR_RETURN(config_.n_ctx_train, keys_.Size("context_length", kMostContext));
   config_.n_ctx_stated = config_.n_ctx_train;
+  if (config_.sliding_window > 0) return Status::Ok();
+  KVRUN_ASSIGN_OR_RETURN(config_.sliding_window, file_.U32Or(Key("attention.sliding_window"), 0));
   if (config_.sliding_window > 0) config_.n_ctx_train = std::min(config_.n_ctx_train, config_.sliding_window);
   return Status::Ok();
 }
@@ -256,7 +211,25 @@ Status ConfigReader::ReadEpsilon() {
   return Status::Ok();
 }
 
+// Windowed layers may have a base of their own, and no scaling.
+Status ConfigReader::ReadRotations() {
+  KVRUN_ASSIGN_OR_RETURN(config_.rope, ReadRopeConfig(file_, architecture_.name, architecture_.pairing,
+                                                      config_.head_dim, config_.n_ctx_train));
+  const bool has_windowed =
+      std::any_of(config_.layers.begin(), config_.layers.end(),
+                  [](const LayerConfig& layer) { return layer.rope == LayerRope::kWindowed; });
+  if (!has_windowed) return Status::Ok();
+  config_.windowed_rope.pairing = config_.rope.pairing;
+  config_.windowed_rope.rotary_dim = config_.rope.rotary_dim;
+  KVRUN_ASSIGN_OR_RETURN(config_.windowed_rope.frequency_base,
+                         ReadWindowedRopeBase(file_, architecture_.name));
+  return Status::Ok();
+}
+
 void ConfigReader::FindOptionalTensors() {
+  config_.has_query_gate = architecture_.has_query_gate;
+  config_.has_post_norms = architecture_.has_post_norms;
+  config_.gate = architecture_.gate;
   config_.has_tied_output = file_.FindTensor("output.weight") == nullptr;
   config_.has_qk_norm = architecture_.has_qk_norm;
   config_.has_qkv_bias =
@@ -265,6 +238,33 @@ void ConfigReader::FindOptionalTensors() {
 }
 
 }  // namespace
+
+void ModelConfig::KeepFirstLayers(uint32_t n) {
+  n_layers = n;
+  layers.resize(n);
+  while (!kv_layers.empty() && kv_layers.back() >= n) kv_layers.pop_back();
+}
+
+uint64_t ModelConfig::StateBytes(uint32_t element_bytes) const {
+  uint64_t bytes = 0;
+  for (const LayerConfig& layer : layers) {
+    switch (layer.kind) {
+      case LayerKind::kAttention: break;
+      case LayerKind::kWindowedAttention:
+        bytes += uint64_t{2} * sliding_window * kv_dim() * element_bytes;
+        break;
+      case LayerKind::kDeltaNet:
+        bytes += (uint64_t{delta_net.value_dim()} * delta_net.head_dim +
+                  uint64_t{delta_net.n_taps - 1} * delta_net.n_channels()) *
+                 sizeof(float);
+        break;
+      case LayerKind::kShortConvolution:
+        bytes += uint64_t{n_convolution_taps - 1} * n_embd * sizeof(float);
+        break;
+    }
+  }
+  return bytes;
+}
 
 Result<ModelConfig> ReadModelConfig(const GgufFile& file) {
   KVRUN_ASSIGN_OR_RETURN(const Architecture* architecture, FindArchitecture(file));
@@ -284,6 +284,7 @@ ModelConfig ReadStatedConfig(const GgufFile& file) {
     return value.ok() ? *value : 0U;
   };
   config.n_layers = number("block_count");
+  config.layers.resize(std::min(config.n_layers, kMostLayers));
   config.n_embd = number("embedding_length");
   config.n_ff = number("feed_forward_length");
   config.n_heads = number("attention.head_count");

@@ -14,6 +14,8 @@ namespace kvrun {
 namespace {
 
 constexpr std::string_view kDivisorsTensor = "rope_freqs.weight";
+constexpr std::string_view kShortDivisorsTensor = "rope_factors_short.weight";
+constexpr std::string_view kLongDivisorsTensor = "rope_factors_long.weight";
 
 // Yarn's optional keys, with the only values that kvrun computes with.
 struct FixedYarnKey {
@@ -32,9 +34,10 @@ class RopeReader {
   RopeReader(const GgufFile& file, std::string_view architecture)
       : file_(file), architecture_(architecture) {}
 
+  Result<float> Base(std::string_view suffix) const { return Within(Key(suffix), 10000.0F, 1.5F, 1e12F); }
   Status ReadRotation(uint32_t head_dim);
   Status ReadScaling(uint32_t n_ctx_train);
-  Status ReadDivisors();
+  Status ReadDivisors(uint32_t n_ctx_train);
 
   RopeConfig config;
 
@@ -42,6 +45,7 @@ class RopeReader {
   std::string Key(std::string_view suffix) const { return fmt::format("{}.{}", architecture_, suffix); }
   Result<float> Within(const std::string& key, float fallback, float min, float max) const;
   Status ReadFactor();
+  Result<std::vector<float>> Divisors(std::string_view tensor) const;  // empty: not in the file
   Status ReadYarn(uint32_t n_ctx_train);
 
   const GgufFile& file_;
@@ -65,7 +69,7 @@ Status RopeReader::ReadRotation(uint32_t head_dim) {
   }
   KVRUN_ASSIGN_OR_RETURN(config.yarn_attention_factor,
                          Within(Key("rope.scaling.attn_factor"), 1.0F, 1e-6F, 1e6F));
-  KVRUN_ASSIGN_OR_RETURN(config.frequency_base, Within(Key("rope.freq_base"), 10000.0F, 1.5F, 1e12F));
+  KVRUN_ASSIGN_OR_RETURN(config.frequency_base, Base("rope.freq_base"));
   return Status::Ok();
 }
 
@@ -75,6 +79,7 @@ Status RopeReader::ReadScaling(uint32_t n_ctx_train) {
   const std::string key = Key("rope.scaling.type");
   KVRUN_ASSIGN_OR_RETURN(const std::string_view type, file_.StringOr(key, has_factor ? "linear" : "none"));
   if (type == "none") return Status::Ok();
+  if (type == "longrope" || type == "su") return Status::Ok();  // the file's factors say all of it
   if (type != "linear" && type != "yarn") {
     return {
         StatusCode::kUnsupported,
@@ -124,29 +129,48 @@ Status RopeReader::ReadYarn(uint32_t n_ctx_train) {
   return Status::Ok();
 }
 
-Status RopeReader::ReadDivisors() {
-  const GgufTensor* tensor = file_.FindTensor(kDivisorsTensor);
-  if (tensor == nullptr) return Status::Ok();
+Result<std::vector<float>> RopeReader::Divisors(std::string_view name) const {
+  const GgufTensor* tensor = file_.FindTensor(name);
+  if (tensor == nullptr) return std::vector<float>();
   const uint32_t pairs = config.rotary_dim / 2;
   if (tensor->type != TensorType::kF32 || tensor->shape[0] != pairs || tensor->elements() != pairs) {
-    return {StatusCode::kCorrupt,
-            fmt::format(
-                "{}: tensor \"{}\" has {} elements of {}, expected {} (a pair of rotated dimensions each) of "
-                "F32",
-                file_.name(), kDivisorsTensor, tensor->elements(), TensorTypeName(tensor->type), pairs)};
+    return Status(
+        StatusCode::kCorrupt,
+        fmt::format(
+            "{}: tensor \"{}\" has {} elements of {}, expected {} (a pair of rotated dimensions each) of "
+            "F32",
+            file_.name(), name, tensor->elements(), TensorTypeName(tensor->type), pairs));
   }
-  config.frequency_divisors.resize(pairs);
+  std::vector<float> divisors(pairs);
   KVRUN_ASSIGN_OR_RETURN(const std::vector<std::byte> bytes, file_.ReadAll(*tensor));
-  DecodeTensor(tensor->type, bytes, config.frequency_divisors);
-  for (const float divisor : config.frequency_divisors) {
+  DecodeTensor(tensor->type, bytes, divisors);
+  for (const float divisor : divisors) {
     // 1e-6 and 1e6 are far beyond any model and keep the frequencies finite.
     if (!(divisor >= 1e-6F && divisor <= 1e6F)) {
-      return {StatusCode::kCorrupt,
-              fmt::format("{}: tensor \"{}\" holds {}; a divisor must be positive and finite", file_.name(),
-                          kDivisorsTensor, divisor)};
+      return Status(StatusCode::kCorrupt,
+                    fmt::format("{}: tensor \"{}\" holds {}; a divisor must be positive and finite",
+                                file_.name(), name, divisor));
     }
   }
-  if (config.scaling == RopeScaling::kNone) config.scaling = RopeScaling::kLlama3;
+  return divisors;
+}
+
+Status RopeReader::ReadDivisors(uint32_t n_ctx_train) {
+  KVRUN_ASSIGN_OR_RETURN(config.frequency_divisors, Divisors(kDivisorsTensor));
+  if (!config.frequency_divisors.empty()) {
+    if (config.scaling == RopeScaling::kNone) config.scaling = RopeScaling::kLlama3;
+    return Status::Ok();
+  }
+  KVRUN_ASSIGN_OR_RETURN(config.frequency_divisors, Divisors(kShortDivisorsTensor));
+  KVRUN_ASSIGN_OR_RETURN(config.long_frequency_divisors, Divisors(kLongDivisorsTensor));
+  if (config.frequency_divisors.empty() != config.long_frequency_divisors.empty()) {
+    return {StatusCode::kCorrupt, fmt::format("{}: of the tensors \"{}\" and \"{}\" one is missing",
+                                              file_.name(), kShortDivisorsTensor, kLongDivisorsTensor)};
+  }
+  if (config.frequency_divisors.empty()) return Status::Ok();
+  config.scaling = RopeScaling::kLongRope;
+  const std::string context_key = Key("rope.scaling.original_context_length");
+  KVRUN_ASSIGN_OR_RETURN(config.original_context, file_.U32Or(context_key, n_ctx_train));
   return Status::Ok();
 }
 
@@ -165,11 +189,15 @@ Result<RopeConfig> ReadRopeConfig(const GgufFile& file, std::string_view archite
   reader.config.pairing = pairing;
   KVRUN_RETURN_IF_ERROR(reader.ReadRotation(head_dim));
   KVRUN_RETURN_IF_ERROR(reader.ReadScaling(n_ctx_train));
-  KVRUN_RETURN_IF_ERROR(reader.ReadDivisors());
+  KVRUN_RETURN_IF_ERROR(reader.ReadDivisors(n_ctx_train));
   return std::move(reader.config);
 }
 
-RopeTable MakeRopeTable(const RopeConfig& rope) {
+Result<float> ReadWindowedRopeBase(const GgufFile& file, std::string_view architecture) {
+  return RopeReader(file, architecture).Base("rope.freq_base_swa");
+}
+
+RopeTable MakeRopeTable(const RopeConfig& rope, uint32_t n_ctx) {
   const uint32_t pairs = rope.rotary_dim / 2;
   const bool is_yarn = rope.scaling == RopeScaling::kYarn;
   // Pairs up to `first` turn often enough to be kept as they are; those from `last` are interpolated.
@@ -179,11 +207,13 @@ RopeTable MakeRopeTable(const RopeConfig& rope) {
     first = std::max(0.0, std::floor(YarnPairOfRotations(rope, rope.yarn_beta_fast)));
     last = std::min(rope.rotary_dim - 1.0, std::ceil(YarnPairOfRotations(rope, rope.yarn_beta_slow)));
   }
+  const bool is_long = rope.scaling == RopeScaling::kLongRope && n_ctx > rope.original_context;
+  const std::vector<float>& divisors = is_long ? rope.long_frequency_divisors : rope.frequency_divisors;
   RopeTable table;
   table.frequencies.resize(pairs);
   for (uint32_t i = 0; i < pairs; ++i) {
     double frequency = std::pow(double{rope.frequency_base}, -2.0 * i / rope.rotary_dim);
-    if (!rope.frequency_divisors.empty()) frequency /= rope.frequency_divisors[i];
+    if (!divisors.empty()) frequency /= divisors[i];
     double interpolated_part = rope.scaling == RopeScaling::kLinear ? 1.0 : 0.0;
     if (is_yarn) interpolated_part = std::clamp((i - first) / std::max(0.001, last - first), 0.0, 1.0);
     frequency = frequency / rope.factor * interpolated_part + frequency * (1.0 - interpolated_part);

@@ -14,4 +14,7 @@ namespace kvrun {
 Result<RopeConfig> ReadRopeConfig(const GgufFile& file, std::string_view architecture, RopePairing pairing,
                                   uint32_t head_dim, uint32_t n_ctx_train);
 
+// Of windowed layers, where they rotate in their own way.
+Result<float> ReadWindowedRopeBase(const GgufFile& file, std::string_view architecture);
+
 }  // namespace kvrun

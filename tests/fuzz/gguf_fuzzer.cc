@@ -44,7 +44,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size_bytes) {
   DecodeFirstAndLastBlocks(**file);
   const auto config = kvrun::ReadModelConfig(**file);
   if (!config.ok()) return 0;
-  (void)kvrun::MakeRopeTable(config->rope);
+  (void)kvrun::MakeRopeTable(config->rope, 1024);
   (void)kvrun::FindModelWeights(**file, *config);
   return 0;
 }

@@ -20,6 +20,8 @@ using testing::LastError;
 ModelConfig Config() {
   ModelConfig config;
   config.n_layers = 2;
+  config.layers.resize(2);
+  config.kv_layers = {0, 1};
   config.n_heads = 4;
   config.n_kv_heads = 2;
   config.head_dim = 8;

@@ -35,7 +35,7 @@ Status LoadStatus(std::span<const std::byte> bytes) {
   if (!file.ok()) return file.status();
   const auto config = ReadModelConfig(**file);
   if (!config.ok()) return config.status();
-  (void)MakeRopeTable(config->rope);
+  (void)MakeRopeTable(config->rope, 1024);
   return FindModelWeights(**file, *config).status();
 }
 

@@ -117,19 +117,19 @@ void ExpectFrequencies(const RopeTable& table, const std::vector<double>& expect
 
 TEST(RopeTable, PlainAndLinear) {
   RopeConfig rope = Base(8, 10000.0F);
-  ExpectFrequencies(MakeRopeTable(rope), {1.0, 0.1, 0.01, 0.001});
-  EXPECT_EQ(MakeRopeTable(rope).magnitude, 1.0F);
+  ExpectFrequencies(MakeRopeTable(rope, 4096), {1.0, 0.1, 0.01, 0.001});
+  EXPECT_EQ(MakeRopeTable(rope, 4096).magnitude, 1.0F);
   rope.scaling = RopeScaling::kLinear;
   rope.factor = 4.0F;
-  ExpectFrequencies(MakeRopeTable(rope), {0.25, 0.025, 0.0025, 0.00025});
-  EXPECT_EQ(MakeRopeTable(rope).magnitude, 1.0F);
+  ExpectFrequencies(MakeRopeTable(rope, 4096), {0.25, 0.025, 0.0025, 0.00025});
+  EXPECT_EQ(MakeRopeTable(rope, 4096).magnitude, 1.0F);
 }
 
 TEST(RopeTable, Llama3Divides) {
   RopeConfig rope = Base(8, 10000.0F);
   rope.scaling = RopeScaling::kLlama3;
   rope.frequency_divisors = {1.0F, 1.0F, 2.0F, 8.0F};
-  ExpectFrequencies(MakeRopeTable(rope), {1.0, 0.1, 0.005, 0.000125});
+  ExpectFrequencies(MakeRopeTable(rope, 4096), {1.0, 0.1, 0.005, 0.000125});
 }
 
 // Worked out by hand for rotary_dim 16, base 10000, original context 512, factor 4: pair i turns
@@ -140,7 +140,7 @@ TEST(RopeTable, YarnRampsBetweenTheCorrectionPairs) {
   rope.scaling = RopeScaling::kYarn;
   rope.factor = 4.0F;
   rope.original_context = 512;
-  const RopeTable table = MakeRopeTable(rope);
+  const RopeTable table = MakeRopeTable(rope, 4096);
   const std::vector<double> kept = {1.0, 0.75, 0.5, 0.25, 0.0, 0.0, 0.0, 0.0};
   std::vector<double> expected;
   double plain = 1.0;
@@ -151,7 +151,7 @@ TEST(RopeTable, YarnRampsBetweenTheCorrectionPairs) {
   ExpectFrequencies(table, expected);
   EXPECT_NEAR(table.magnitude, 1.1386294361, 1e-6);  // 1 + 0.1 ln 4
   rope.yarn_attention_factor = 0.5F;
-  EXPECT_NEAR(MakeRopeTable(rope).magnitude, 0.56931471805, 1e-6);
+  EXPECT_NEAR(MakeRopeTable(rope, 4096).magnitude, 0.56931471805, 1e-6);
 }
 
 // At both ends: every pair turns often enough to be kept, or none does.
@@ -160,9 +160,9 @@ TEST(RopeTable, YarnRampIsClampedToTheRotatedDimensions) {
   rope.scaling = RopeScaling::kYarn;
   rope.factor = 2.0F;
   rope.original_context = 1U << 30;  // every pair turns more than 32 times: nothing is interpolated
-  ExpectFrequencies(MakeRopeTable(rope), {1.0, 0.1, 0.01, 0.001});
+  ExpectFrequencies(MakeRopeTable(rope, 4096), {1.0, 0.1, 0.01, 0.001});
   rope.original_context = 1;  // no pair turns even once: all but the first is interpolated
-  ExpectFrequencies(MakeRopeTable(rope), {1.0, 0.05, 0.005, 0.0005});
+  ExpectFrequencies(MakeRopeTable(rope, 4096), {1.0, 0.05, 0.005, 0.0005});
 }
 
 }  // namespace

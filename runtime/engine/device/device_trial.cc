@@ -29,13 +29,11 @@ constexpr uint32_t kOutputRows = 32768;
 constexpr std::array<uint32_t, 3> kChunks = {kChunkRows, 64, 16};
 
 uint64_t LayerBytes(const Model& model) {
-  uint64_t bytes = 0;
-  const LayerWeights& layer = model.weights.layers[0];
-  for (const GgufTensor* tensor :
-       {layer.q, layer.k, layer.v, layer.attention_output, layer.ffn_gate, layer.ffn_up, layer.ffn_down}) {
-    bytes += tensor->size_bytes;
-  }
-  return bytes;
+  const uint64_t outside = model.weights.token_embedding->size_bytes +
+                           (model.config.has_tied_output ? 0 : model.weights.output->size_bytes);
+  uint64_t all = 0;
+  for (const GgufTensor& tensor : model.file->tensors()) all += tensor.size_bytes;
+  return (all - std::min(all, outside)) / model.config.n_layers;
 }
 
 // Each token reads all weights: so many that they do not stay in a processor's cache.
@@ -66,7 +64,7 @@ struct PartOfModel {
     weights.output = is_tied ? &embedding : &output;
     weights.layers.resize(n_layers);
     model.config = whole.config;
-    model.config.n_layers = n_layers;
+    model.config.KeepFirstLayers(n_layers);
     model.config.n_vocab = static_cast<uint32_t>(output.shape[1]);
   }
   PartOfModel(const PartOfModel&) = delete;

@@ -2,10 +2,17 @@
 
 #include <utility>
 
+#include "runtime/engine/forward/resuming_pass.h"
 #include "runtime/engine/offloaded/offloaded_pass.h"
 #include "runtime/engine/resident/resident_pass.h"
 
 namespace kvrun {
+namespace {
+
+// Of the states of a sequence, where memory has no budget.
+constexpr uint32_t kCopiesInMemory = 4;
+
+}  // namespace
 
 Result<std::unique_ptr<ForwardPass>> CreateForwardPass(const Model& model,
                                                        std::shared_ptr<const DeviceWeights> weights,
@@ -15,7 +22,9 @@ Result<std::unique_ptr<ForwardPass>> CreateForwardPass(const Model& model,
   }
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<ResidentForwardPass> pass,
                          ResidentForwardPass::Create(model, std::move(weights), device, options));
-  return std::unique_ptr<ForwardPass>(std::move(pass));
+  if (model.config.is_uniform()) return std::unique_ptr<ForwardPass>(std::move(pass));
+  return std::unique_ptr<ForwardPass>(
+      std::make_unique<ResumingPass>(std::move(pass), options.n_sequences, kCopiesInMemory));
 }
 
 }  // namespace kvrun

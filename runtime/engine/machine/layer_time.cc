@@ -35,7 +35,7 @@ Result<double> LayerTime::Measure() const {
     if (i > 0) least = least ? std::min(*least, elapsed) : elapsed;
   }
   const std::chrono::duration<double, std::micro> microseconds = *least;
-  return microseconds.count() / model_.config.n_layers;
+  return microseconds.count() / model_.config.n_kv_layers();
 }
 
 }  // namespace kvrun

@@ -62,7 +62,7 @@ Status CheckOptions(const BenchmarkOptions& options) {
 std::unique_ptr<Model> FirstLayers(const Model& model, uint32_t n_layers) {
   auto part = std::make_unique<Model>();
   part->config = model.config;
-  part->config.n_layers = n_layers;
+  part->config.KeepFirstLayers(n_layers);
   return part;
 }
 
@@ -346,7 +346,7 @@ Result<WeightReads> Benchmark::MeasureWeightReads(std::vector<double> decode_tps
   constexpr uint64_t kStepBytes = uint64_t{kGroups} * 64 * 16;
   constexpr uint32_t kStepsAtOnce = 8;  // of the kernel
   constexpr int kRuns = 9;
-  const uint64_t step_bytes = weights_->StepBytes();
+  const uint64_t step_bytes = weights_->StepBytes(model_.config.experts);
   const uint64_t limit = std::min(kMaxStreamBytes, device_.info().max_buffer_bytes);
   const uint64_t n_steps =
       std::clamp(step_bytes, kStepBytes * kStepsAtOnce, limit) / kStepBytes / kStepsAtOnce * kStepsAtOnce;

@@ -99,7 +99,7 @@ class Calibrator {
                                                          {.n_sequences = 1, .n_ctx = plan_.max_piece_tokens},
                                                          kCalibrationSinks));
     }
-    sums_.layers.resize(model_.config.n_layers);
+    sums_.layers.resize(model_.config.n_kv_layers());
     n_resumed_ = n_done_;
     begin_ = Clock::now();
     while (sums_.n_pieces < PiecesInTime(n_done_)) {
@@ -207,7 +207,7 @@ class Calibrator {
 
   // Under the lock.
   Status DrainTo(std::vector<LayerTotals>* totals) {
-    totals->resize(model_.config.n_layers);
+    totals->resize(model_.config.n_kv_layers());
     for (uint32_t i = 0; i < totals->size(); ++i) {
       KVRUN_ASSIGN_OR_RETURN(const LayerSums sums, pass_->Sums(i));
       (*totals)[i].Add(sums);
@@ -254,7 +254,7 @@ std::string WhyAnother(const CalibrationSums& found, const CalibrationSums& expe
   if (found.texts != expected.texts) return "it is of other texts";
   const LayerTotals& shape = found.layers.front();
   if (found.n_sinks != expected.n_sinks || found.n_pieces > plan.pieces.size() ||
-      found.layers.size() != config.n_layers || shape.n_kv_heads != config.n_kv_heads ||
+      found.layers.size() != config.n_kv_layers() || shape.n_kv_heads != config.n_kv_heads ||
       shape.head_dim != config.head_dim) {
     return "it was made by another version of kvrun";
   }

@@ -148,7 +148,7 @@ Result<CalibrationRates> MeasureCalibrationRates(const Model& model,
                          ResidentForwardPass::Create(model, std::move(weights), device,
                                                      {.n_sequences = 1, .n_ctx = n_ctx}, kCalibrationSinks));
   std::vector<Buffer*> layers;
-  for (uint32_t i = 0; i < model.config.n_layers; ++i) layers.push_back(pass->kv(i));
+  for (uint32_t i = 0; i < model.config.n_kv_layers(); ++i) layers.push_back(pass->kv(i));
   KVRUN_RETURN_IF_ERROR(FillRandomly(device, pass->kv_shape(), layers, n_ctx));
   ForwardStep step;
   const auto seconds_of = [&](uint32_t n_rows, uint32_t position) -> Result<double> {
@@ -197,7 +197,7 @@ Result<CalibrationTimes> TimeCalibration(const Model& model, std::shared_ptr<con
                            .n_ctx = plan.n_ctx,
                            .may_shorten = given.n_ctx == 0,
                            .rank = plan.rank,
-                           .n_layers = model.config.n_layers,
+                           .n_layers = model.config.n_kv_layers(),
                            .measures_reuse = measures_reuse,
                            .measures_layers = measures_layers};
   const uint32_t n_ctx = std::max<uint32_t>(plan.max_piece_tokens, kMinPieceTokens);

@@ -66,7 +66,7 @@ Status Evaluation::Prefill(const Progress& progress) {
 
 Status Evaluation::ReadKeys() {
   std::vector<const Buffer*> layers;
-  for (uint32_t i = 0; i < model_.config.n_layers; ++i) layers.push_back(full_->kv(i));
+  for (uint32_t i = 0; i < model_.config.n_kv_layers(); ++i) layers.push_back(full_->kv(i));
   KVRUN_ASSIGN_OR_RETURN(keys_, HostKeys::Read(device_, model_.config, layers, full_->kv_shape(), n_ctx_));
   return Status::Ok();
 }

@@ -60,7 +60,7 @@ Result<std::vector<double>> MeasureSensitivity(const Model& model,
                                                std::mutex* device_mutex, std::span<const TokenId> ids,
                                                const SensitivityOptions& options,
                                                const ProgressCallback& progress) {
-  const uint32_t n_layers = model.config.n_layers;
+  const uint32_t n_layers = model.config.n_kv_layers();
   const uint64_t total = SensitivitySteps(options, n_layers);
   uint64_t before = 0;
   const auto tell = [&](uint64_t done, uint64_t) { return progress && progress(before + done, total); };

@@ -163,7 +163,7 @@ class ReuseMeter {
   }
   // As is known now.
   uint64_t Total() const {
-    const uint64_t of_cuts = cuts_ ? uint64_t{model_.config.n_layers + 1} * cuts_->n_steps : 0;
+    const uint64_t of_cuts = cuts_ ? uint64_t{model_.config.n_kv_layers() + 1} * cuts_->n_steps : 0;
     return Tokens(plan_.n_prefill() + (cuts_ ? cuts_->n_ctx : 0), n_settings_ * n_decoded() + of_cuts) + 1;
   }
   // Beside what is done. True to cancel.
@@ -177,11 +177,11 @@ class ReuseMeter {
   // can make use of, but for a part of what is left after the prompt.
   std::optional<CutSize> CutsInTime() const {
     if (!options_.measures_layers) return std::nullopt;
-    return ChooseCuts(rates_, FullCuts(plan_), model_.config.n_layers, kLayersPart * left_s_);
+    return ChooseCuts(rates_, FullCuts(plan_), model_.config.n_kv_layers(), kLayersPart * left_s_);
   }
   double SecondsForLayers() const {
     const std::optional<CutSize> cuts = CutsInTime();
-    return cuts ? CutSeconds(rates_, *cuts, model_.config.n_layers) : 0.0;
+    return cuts ? CutSeconds(rates_, *cuts, model_.config.n_kv_layers()) : 0.0;
   }
   // What cuts take is uncertain.
   double EndOfSettings() const { return options_.limit_s - 1.1 * SecondsForLayers(); }
@@ -245,7 +245,7 @@ class ReuseMeter {
 
   Status MeasureLayers(std::span<const TokenId> ids, ReuseMeasurement* measured) {
     if (!options_.measures_layers) return Status::Ok();
-    const uint32_t n_layers = model_.config.n_layers;
+    const uint32_t n_layers = model_.config.n_kv_layers();
     const CutSize full = FullCuts(plan_);
     cuts_ = full;
     if (is_limited())
@@ -304,7 +304,7 @@ Result<ReuseMeasurement> MeasureReuse(const Model& model, std::shared_ptr<const 
   KVRUN_ASSIGN_OR_RETURN(const std::string fingerprint, model.Fingerprint());
   // Says so where it is another model's.
   KVRUN_RETURN_IF_ERROR(
-      ReadAdapter(adapter_path, fingerprint, config.n_layers, config.kv_dim(), rank).status());
+      ReadAdapter(adapter_path, fingerprint, config.n_kv_layers(), config.kv_dim(), rank).status());
   KVRUN_RETURN_IF_ERROR(CheckResultFile(adapter_path));
   const ReusePlan plan = PlanReuse(options, config, ids.size());
   ReuseMeasurement measured;

@@ -80,7 +80,7 @@ Result<ReuseTrace> ReuseRecorder::Record(const KvSettings& settings, uint32_t n_
                    .n_ctx = n_prefill_,
                    .streams = {}};
   trace.n_groups -= std::min(trace.n_groups, plan.n_pinned);
-  trace.streams.resize(size_t{model_.config.n_layers} * n_streams);
+  trace.streams.resize(size_t{model_.config.n_kv_layers()} * n_streams);
   probe->wanted = true;
   for (uint32_t step = 0; step < n_steps; ++step) {
     if (progress && progress(step, n_steps)) return Cancelled();
@@ -102,8 +102,8 @@ Result<std::vector<float>> ReuseRecorder::ClusterThresholds(const ProgressCallba
   std::vector<float> keys(size_t{n_keys} * shape.head_dim);
   const TensorType type = shape.type == KvType::kF32 ? TensorType::kF32 : TensorType::kF16;
   const uint64_t bytes = uint64_t{shape.head_dim} * KvElementBytes(shape.type);
-  for (uint32_t layer = 0; layer < model_.config.n_layers; ++layer) {
-    if (progress && progress(layer, model_.config.n_layers)) return Cancelled();
+  for (uint32_t layer = 0; layer < model_.config.n_kv_layers(); ++layer) {
+    if (progress && progress(layer, model_.config.n_kv_layers())) return Cancelled();
     KVRUN_RETURN_IF_ERROR(device_.Download(*full_->kv(layer), kv));
     for (uint32_t head = 0; head < shape.n_kv_heads; ++head) {
       // [n_kv_heads, K or V, n_ctx, head_dim]
@@ -125,7 +125,7 @@ Result<std::vector<float>> ReuseRecorder::EntryMeans() {
   std::vector<float> rows(size_t{n} * shape.head_dim);
   const TensorType type = shape.type == KvType::kF32 ? TensorType::kF32 : TensorType::kF16;
   const uint64_t row_bytes = uint64_t{shape.head_dim} * KvElementBytes(shape.type);
-  for (uint32_t layer = 0; layer < model_.config.n_layers; ++layer) {
+  for (uint32_t layer = 0; layer < model_.config.n_kv_layers(); ++layer) {
     KVRUN_RETURN_IF_ERROR(device_.Download(*full_->kv(layer), kv));
     for (uint32_t plane = 0; plane < 2 * shape.n_kv_heads; ++plane) {
       const uint64_t first = (uint64_t{plane} * shape.n_ctx + EntrySpaces::kLeftOut) * row_bytes;

@@ -62,7 +62,7 @@ class DecodeLists {
   // The device chooses, by the scores of an index.
   bool scores() const { return cache_.index() != nullptr; }
   uint32_t lookahead() const { return cache_.plan().method.lookahead; }
-  uint32_t n_layers() const { return commands_.config().n_layers; }
+  uint32_t n_layers() const { return commands_.config().n_kv_layers(); }
 
   Device& device_;
   const StepCommands& commands_;

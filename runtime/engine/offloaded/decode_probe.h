@@ -40,7 +40,7 @@ class DecodeProbe {
       : commands_(&commands), probe_(std::move(probe)) {}
 
   Status CreateBuffers(Device& device);
-  uint32_t n_layers() const { return commands_->config().n_layers; }
+  uint32_t n_layers() const { return commands_->config().n_kv_layers(); }
 
   const StepCommands* commands_;
   std::shared_ptr<StepProbe> probe_;              // may be null

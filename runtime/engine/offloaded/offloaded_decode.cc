@@ -123,7 +123,7 @@ Status OffloadedDecode::Run(std::span<const StepRow> rows, std::span<const uint3
   if (probe_.is_wanted()) KVRUN_RETURN_IF_ERROR(probe_.Read(cache_, rows[0].position));
   cache_.EndStep();
   if (pace_) pace_->Note(cache_.stats().io_ms - io_before_ms, cache_.stats().stall_ms - stall_before_ms);
-  std::copy_n(commands_.logits().begin(), logits.size(), logits.begin());
+  commands_.CopyLogits(logits);
   return Status::Ok();
 }
 

@@ -47,7 +47,7 @@ class OffloadedDecode {
 
   // The device chooses, by the scores of an index.
   bool scores() const { return cache_.index() != nullptr; }
-  uint32_t n_layers() const { return commands_.config().n_layers; }
+  uint32_t n_layers() const { return commands_.config().n_kv_layers(); }
 
   Device& device_;
   StepCommands& commands_;

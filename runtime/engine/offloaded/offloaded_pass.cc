@@ -94,7 +94,7 @@ Status OffloadedForwardPass::Init(std::shared_ptr<StepProbe> probe) {
 // One buffer has a layer's norms and the means of its space.
 Status OffloadedForwardPass::GiveNorms() {
   std::vector<float> norms(size_t{2} * commands_.config().head_dim);
-  for (uint32_t layer = 0; layer < commands_.config().n_layers; ++layer) {
+  for (uint32_t layer = 0; layer < commands_.config().n_kv_layers(); ++layer) {
     const Buffer* const of_layer = commands_.Attention(layer, 1, /*of_prompt=*/false).norms;
     if (of_layer == nullptr) continue;
     KVRUN_RETURN_IF_ERROR(device_.Download(*of_layer, std::as_writable_bytes(std::span(norms))));
@@ -216,7 +216,7 @@ Status OffloadedForwardPass::MoreLogits(std::span<const uint32_t> outputs, std::
     KVRUN_RETURN_IF_ERROR(list->Finish());
     commands_.WriteOutputs(rows);
     KVRUN_RETURN_IF_ERROR(device_.Execute(*list));
-    std::copy_n(commands_.logits().begin(), rows.size() * n_vocab(), logits.begin() + done * n_vocab());
+    commands_.CopyLogits(logits.subspan(done * n_vocab(), rows.size() * n_vocab()));
   }
   return Status::Ok();
 }
@@ -227,10 +227,10 @@ Result<std::unique_ptr<ForwardPass>> CreateOffloadedPass(const Model& model,
                                                          std::shared_ptr<const DeviceWeights> weights,
                                                          Device& device, OffloadedPassOptions options) {
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<RecordCache> cache,
-                         RecordCache::Create(device, options.plan, model.config.n_layers,
+                         RecordCache::Create(device, options.plan, model.config.n_kv_layers(),
                                              std::move(options.stores), options.adapter.get()));
   KVRUN_ASSIGN_OR_RETURN(StepCommands commands,
-                         StepCommands::Create(model.config, std::move(weights), device, BufferUse::kShared));
+                         StepCommands::Create(model.config, std::move(weights), device, BufferUse::kShared, options.plan.n_ctx));
   std::unique_ptr<SpillFile> spill;
   const uint64_t spill_bytes = PrefillSpill::SizeBytes(options.plan, model.config);
   if (spill_bytes > 0) {

@@ -30,7 +30,7 @@ Result<std::unique_ptr<OffloadedPrefill>> OffloadedPrefill::Create(Device& devic
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<PrefillTiles> tiles,
                          PrefillTiles::Create(device, commands, cache.plan(), spill));
   return std::unique_ptr<OffloadedPrefill>(
-      new OffloadedPrefill(std::move(tiles), std::move(store), commands.config().n_layers));
+      new OffloadedPrefill(std::move(tiles), std::move(store), commands.config().n_kv_layers()));
 }
 
 Status OffloadedPrefill::Run(std::span<const StepRow> rows, const StepProgress& progress) {
@@ -52,7 +52,7 @@ Status ImportPrompt(Device& device, const StepCommands& commands, RecordCache& c
   KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<PromptStore> store,
                          PromptStore::Create(device, commands, cache));
   const bool learns = store->takes_sums();
-  for (uint32_t layer = 0; layer < commands.config().n_layers; ++layer) {
+  for (uint32_t layer = 0; layer < commands.config().n_kv_layers(); ++layer) {
     ResidentTile tile(from.kv_shape(), from.kv(layer));
     store->Begin({sequence, 0, n_entries}, tile);
     KVRUN_RETURN_IF_ERROR(store->StoreTile(layer, 0));

@@ -167,7 +167,7 @@ Status PrefillTiles::RunLayer(uint32_t layer, std::span<const StepRow> rows, con
 
 Status PrefillTiles::AskProgress(uint32_t layer, const Chunk& chunk, const StepProgress& progress) const {
   const uint64_t total = prompt_.end - prompt_.begin;
-  const uint64_t done = (layer * total + chunk.first_row) / commands_.config().n_layers;
+  const uint64_t done = (layer * total + chunk.first_row) / commands_.config().n_kv_layers();
   if (!progress || !progress(done, total)) return Status::Ok();
   return {StatusCode::kCancelled, fmt::format("cancelled after {} of {} tokens of the prompt", done, total)};
 }
@@ -195,7 +195,7 @@ Status PrefillTiles::RunFirstTile(uint32_t layer, std::span<const StepRow> rows,
     KVRUN_RETURN_IF_ERROR(ComputeChunk(layer, *chunk, rows, sink));
   }
   // After a layer's last chunk comes the next layer's first.
-  if (chunk == chunks_.end() && layer + 1 < commands_.config().n_layers) {
+  if (chunk == chunks_.end() && layer + 1 < commands_.config().n_kv_layers()) {
     KVRUN_RETURN_IF_ERROR(turns_.Bring(chunks_.front(), turns_.Of(chunks_.front()), &sink));
   }
   KVRUN_RETURN_IF_ERROR(turns_.FinishAll(&sink));
@@ -307,7 +307,7 @@ Status PrefillTiles::RunBlock(uint32_t layer, std::span<const Chunk> chunks, std
   const Chunk* next = nullptr;
   if (&chunks.back() != &chunks_.back()) {
     next = &chunks.back() + 1;
-  } else if (layer + 1 < commands_.config().n_layers) {
+  } else if (layer + 1 < commands_.config().n_kv_layers()) {
     next = &chunks_.front();
   }
   return FinishBlock(layer, block, next);

@@ -26,6 +26,7 @@ Status PrefillTurns::AddInLogits() {
   KVRUN_ASSIGN_OR_RETURN(other_inputs_, StepInputs::Create(commands_.config(), device_, "kv"));
   turns_.back().place.step = other_inputs_.step.get();
   turns_.back().place.angles = other_inputs_.angles.get();
+  turns_.back().place.windowed_angles = other_inputs_.windowed_angles.get();
   return Status::Ok();
 }
 

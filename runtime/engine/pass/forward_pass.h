@@ -16,6 +16,7 @@
 
 namespace kvrun {
 
+class LayerStates;
 class RecordCache;
 
 // A model's weights on a device. Immutable once loaded; shared by the sessions of an engine.
@@ -58,6 +59,8 @@ class ForwardPass {
   virtual void ResetKvReport() {}
   // Where the KV is kept in records, else null. For benchmarks, between steps.
   virtual RecordCache* record_cache() { return nullptr; }
+  // What layers without growing KV keep. Never null where the model has such layers.
+  virtual LayerStates* layer_states() { return nullptr; }
 };
 
 struct OffloadedPassOptions;

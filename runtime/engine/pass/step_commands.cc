@@ -27,6 +27,10 @@ Status CheckSpans(std::span<const KvSpan> spans) {
   return Status::Ok();
 }
 
+Activation GateOf(const ModelConfig& config) {
+  return config.gate == FeedForwardGate::kGeluTanh ? Activation::kGeluTanh : Activation::kSilu;
+}
+
 }  // namespace
 
 Result<StepInputs> StepInputs::Create(const ModelConfig& config, Device& device, std::string_view part) {
@@ -34,37 +38,75 @@ Result<StepInputs> StepInputs::Create(const ModelConfig& config, Device& device,
   KVRUN_ASSIGN_OR_RETURN(inputs.step, device.CreateBuffer(sizeof(StepParams), BufferUse::kUpload, part));
   const uint64_t angles_bytes = uint64_t{kChunkRows} * config.rope.rotary_dim * sizeof(float);
   KVRUN_ASSIGN_OR_RETURN(inputs.angles, device.CreateBuffer(angles_bytes, BufferUse::kUpload, part));
+  if (config.windowed_rope.rotary_dim > 0) {
+    KVRUN_ASSIGN_OR_RETURN(inputs.windowed_angles,
+                           device.CreateBuffer(angles_bytes, BufferUse::kUpload, part));
+  }
   return inputs;
 }
 
 Result<StepCommands> StepCommands::Create(const ModelConfig& config,
                                           std::shared_ptr<const DeviceWeights> weights, Device& device,
-                                          BufferUse hidden_use) {
+                                          BufferUse hidden_use, uint32_t n_ctx) {
   StepCommands step;
   step.config_ = &config;
   step.weights_ = std::move(weights);
-  step.rope_ = MakeRopeTable(config.rope);
-  for (const float frequency : step.rope_.frequencies) {
-    for (uint32_t place = 0; place < kTurnPositions; ++place)
-      step.turns_.push_back(std::polar(1.0, static_cast<double>(place) * static_cast<double>(frequency)));
-  }
+  step.turns_ = MakeTurns(config.rope, n_ctx);
+  step.windowed_turns_ = MakeTurns(config.windowed_rope, n_ctx);
   KVRUN_RETURN_IF_ERROR(step.CreateBuffers(device, hidden_use));
   return step;
 }
 
+StepCommands::Turns StepCommands::MakeTurns(const RopeConfig& rope, uint32_t n_ctx) {
+  Turns turns{MakeRopeTable(rope, n_ctx), {}};
+  for (const float frequency : turns.rope.frequencies) {
+    for (uint32_t place = 0; place < kTurnPositions; ++place)
+      turns.turns.push_back(std::polar(1.0, static_cast<double>(place) * static_cast<double>(frequency)));
+  }
+  return turns;
+}
+
+uint32_t StepCommands::BlockDim(const ModelConfig& config) {
+  uint32_t columns = config.q_dim();
+  for (const LayerConfig& layer : config.layers) {
+    if (layer.kind == LayerKind::kDeltaNet) columns = std::max(columns, config.delta_net.value_dim());
+    if (layer.kind == LayerKind::kShortConvolution) columns = std::max(columns, config.n_embd);
+  }
+  return columns;
+}
+
+uint32_t StepCommands::StateInputDim(const ModelConfig& config) {
+  uint32_t columns = 0;
+  const DeltaNetConfig& net = config.delta_net;
+  for (const LayerConfig& layer : config.layers) {
+    if (layer.kind == LayerKind::kDeltaNet)
+      columns = std::max(columns, net.n_channels() + net.value_dim() + 2 * net.n_value_heads);
+    if (layer.kind == LayerKind::kShortConvolution) columns = std::max(columns, 3 * config.n_embd);
+  }
+  return columns;
+}
+
 Status StepCommands::CreateBuffers(Device& device, BufferUse hidden_use) {
   const auto make = [&](std::unique_ptr<Buffer>* buffer, uint64_t rows, uint64_t columns,
-                        BufferUse use) -> Status {
+                        BufferUse use = BufferUse::kDevice) -> Status {
+    if (columns == 0) return Status::Ok();
     KVRUN_ASSIGN_OR_RETURN(*buffer, device.CreateBuffer(rows * columns * sizeof(float), use, "activations"));
     return Status::Ok();
   };
   const uint64_t rows = kChunkRows;
   KVRUN_ASSIGN_OR_RETURN(inputs_, StepInputs::Create(*config_, device, "activations"));
   KVRUN_RETURN_IF_ERROR(make(&hidden_, rows, config_->n_embd, hidden_use));
-  KVRUN_RETURN_IF_ERROR(make(&normed_, rows, config_->n_embd, BufferUse::kDevice));
-  KVRUN_RETURN_IF_ERROR(make(&qkv_, rows, qkv_dim(), BufferUse::kDevice));
-  KVRUN_RETURN_IF_ERROR(make(&attended_, rows, config_->q_dim(), BufferUse::kDevice));
-  KVRUN_RETURN_IF_ERROR(make(&output_rows_, kMaxOutputRows, config_->n_embd, BufferUse::kDevice));
+  KVRUN_RETURN_IF_ERROR(make(&normed_, rows, config_->n_embd));
+  KVRUN_RETURN_IF_ERROR(make(&qkv_, rows, qkv_dim()));
+  KVRUN_RETURN_IF_ERROR(make(&attended_, rows, BlockDim(*config_)));
+  KVRUN_RETURN_IF_ERROR(make(&query_gate_, rows, config_->has_query_gate ? config_->q_dim() : 0));
+  KVRUN_RETURN_IF_ERROR(make(&state_input_, rows, StateInputDim(*config_)));
+  KVRUN_RETURN_IF_ERROR(make(&block_result_, rows, config_->has_post_norms ? config_->n_embd : 0));
+  const ExpertConfig& experts = config_->experts;
+  KVRUN_RETURN_IF_ERROR(make(&router_, rows, experts.n_experts));
+  KVRUN_RETURN_IF_ERROR(make(&expert_ids_, rows, experts.n_used));
+  KVRUN_RETURN_IF_ERROR(make(&expert_weights_, rows, experts.n_used));
+  KVRUN_RETURN_IF_ERROR(make(&output_rows_, kMaxOutputRows, config_->n_embd));
   return MakeGivenUp(device);
 }
 
@@ -78,7 +120,9 @@ Status StepCommands::MakeFeedForward(Device& device) {
 
 // Gate and up; their product.
 uint64_t StepCommands::FeedForwardBytes(const ModelConfig& config) {
-  return 3 * uint64_t{kChunkRows} * config.n_ff * sizeof(float);
+  const uint64_t columns =
+      config.experts.n_experts > 0 ? uint64_t{config.experts.n_used} * config.experts.n_ff : config.n_ff;
+  return 3 * kChunkRows * columns * sizeof(float);
 }
 
 Status StepCommands::MakeGivenUp(Device& device) {
@@ -89,58 +133,67 @@ Status StepCommands::MakeGivenUp(Device& device) {
   return Status::Ok();
 }
 
-AttentionArgs StepCommands::Attention(uint32_t layer, uint32_t n_rows, bool of_prompt) const {
-  return {.qkv = qkv_.get(),
-          .step = inputs_.step.get(),
+AttentionArgs StepCommands::Attention(uint32_t layer, uint32_t n_rows, bool of_prompt,
+                                      const StepPlace& place) const {
+  const LayerRope rope = config_->layers[layer].rope;
+  const RopeConfig& rotation = rope == LayerRope::kWindowed ? config_->windowed_rope : config_->rope;
+  return {.qkv = place.qkv,
+          .step = place.step,
           .kv = nullptr,
           .kv_shape = {.n_kv_heads = config_->n_kv_heads, .head_dim = config_->head_dim},
           .n_heads = config_->n_heads,
           .n_tokens = n_rows,
-          .angles = inputs_.angles.get(),
+          .angles = place.angles_of(rope),
           .norms = weights_->layers[layer].qk_norms.get(),
           .norm_epsilon = config_->rms_epsilon,
-          .rotary_dim = config_->rope.rotary_dim,
-          .rope_halves = config_->rope.pairing == RopePairing::kHalves,
-          .output = attended_.get(),
+          .rotary_dim = rope == LayerRope::kNone ? 0 : rotation.rotary_dim,
+          .rope_halves = rotation.pairing == RopePairing::kHalves,
+          .output = place.attended,
           .scratch = nullptr,
+          .score_cap = config_->score_cap,
+          .score_scale = config_->score_scale,
           .of_prompt = of_prompt};
 }
 
 void StepCommands::WriteRows(const StepPlace& place, std::span<const StepRow> rows, uint32_t first_position) {
   auto* step = reinterpret_cast<StepParams*>(place.step->host().data());
   step->n_tokens = static_cast<uint32_t>(rows.size());
-  auto* angles = reinterpret_cast<float*>(place.angles->host().data());
   for (size_t i = 0; i < rows.size(); ++i) {
     step->tokens[i].id = static_cast<uint32_t>(rows[i].id);
     step->tokens[i].position = rows[i].position - first_position;
     step->tokens[i].sequence = rows[i].sequence;
   }
-  for (size_t i = 0; i < rope_.frequencies.size(); ++i) WriteAngles(rows, i, angles);
+  WriteAngles(turns_, rows, place.angles);
+  if (place.windowed_angles != nullptr) WriteAngles(windowed_turns_, rows, place.windowed_angles);
 }
 
 std::span<const float> StepCommands::angles(size_t n_rows) const {
   return {reinterpret_cast<const float*>(inputs_.angles->host().data()),
-          n_rows * rope_.frequencies.size() * 2};
+          n_rows * turns_.rope.frequencies.size() * 2};
 }
 
-// Of one frequency. Sines take long: a position's angle is that of the block of positions it is in, turned by
-// its place there. So it does not depend on which other rows there are.
-void StepCommands::WriteAngles(std::span<const StepRow> rows, size_t nth, float* angles) const {
-  const auto frequency = static_cast<double>(rope_.frequencies[nth]);
-  const std::complex<double>* const turns = turns_.data() + nth * kTurnPositions;
-  std::complex<double> block_turn;
-  uint32_t block = UINT32_MAX;
-  for (size_t i = 0; i < rows.size(); ++i) {
-    if (rows[i].position / kTurnPositions != block) {
-      block = rows[i].position / kTurnPositions;
-      block_turn = std::polar(1.0, static_cast<double>(block * kTurnPositions) * frequency);
+// Sines take long: a position's angle is that of the block of positions it is in, turned by its place there.
+// So it does not depend on which other rows there are.
+void StepCommands::WriteAngles(const Turns& of, std::span<const StepRow> rows, Buffer* buffer) {
+  auto* const angles = reinterpret_cast<float*>(buffer->host().data());
+  const size_t n_frequencies = of.rope.frequencies.size();
+  for (size_t nth = 0; nth < n_frequencies; ++nth) {
+    const auto frequency = static_cast<double>(of.rope.frequencies[nth]);
+    const std::complex<double>* const turns = of.turns.data() + nth * kTurnPositions;
+    std::complex<double> block_turn;
+    uint32_t block = UINT32_MAX;
+    for (size_t i = 0; i < rows.size(); ++i) {
+      if (rows[i].position / kTurnPositions != block) {
+        block = rows[i].position / kTurnPositions;
+        block_turn = std::polar(1.0, static_cast<double>(block * kTurnPositions) * frequency);
+      }
+      const std::complex<double>& turn = turns[rows[i].position % kTurnPositions];
+      float* to = angles + (i * n_frequencies + nth) * 2;
+      const double cosine = block_turn.real() * turn.real() - block_turn.imag() * turn.imag();
+      const double sine = block_turn.imag() * turn.real() + block_turn.real() * turn.imag();
+      to[0] = static_cast<float>(cosine) * of.rope.magnitude;
+      to[1] = static_cast<float>(sine) * of.rope.magnitude;
     }
-    const std::complex<double>& turn = turns[rows[i].position % kTurnPositions];
-    float* to = angles + (i * rope_.frequencies.size() + nth) * 2;
-    const double cosine = block_turn.real() * turn.real() - block_turn.imag() * turn.imag();
-    const double sine = block_turn.imag() * turn.real() + block_turn.real() * turn.imag();
-    to[0] = static_cast<float>(cosine) * rope_.magnitude;
-    to[1] = static_cast<float>(sine) * rope_.magnitude;
   }
 }
 
@@ -167,7 +220,11 @@ Status StepCommands::Product(CommandList& list, const MatrixStack& stack, const 
 }
 
 Status StepCommands::Embed(CommandList& list, uint32_t n_rows, const StepPlace& place) const {
-  return list.Embed(*weights_->token_embedding, *place.step, n_rows, place.hidden);
+  return list.Embed({.table = weights_->token_embedding.get(),
+                     .step = place.step,
+                     .n_tokens = n_rows,
+                     .out = place.hidden,
+                     .scale = config_->embedding_scale});
 }
 
 Status StepCommands::BeforeAttention(CommandList& list, uint32_t layer, uint32_t n_rows,
@@ -195,38 +252,121 @@ Status StepCommands::Qkv(CommandList& list, uint32_t layer, uint32_t n_rows) con
 
 Status StepCommands::Qkv(CommandList& list, uint32_t layer, uint32_t n_rows, Buffer* qkv) const {
   const DeviceLayer& weights = weights_->layers[layer];
-  return Product(list, weights.qkv,
+  KVRUN_RETURN_IF_ERROR(Product(list, weights.qkv,
+                                {.input = normed_.get(),
+                                 .output = qkv,
+                                 .bias = weights.qkv_bias.get(),
+                                 .n_tokens = n_rows,
+                                 .output_stride = qkv_dim()}));
+  return Product(list, weights.query_gate,
                  {.input = normed_.get(),
-                  .output = qkv,
-                  .bias = weights.qkv_bias.get(),
+                  .output = query_gate_.get(),
                   .n_tokens = n_rows,
-                  .output_stride = qkv_dim()});
+                  .output_stride = config_->q_dim()});
 }
 
-Status StepCommands::AfterAttention(CommandList& list, uint32_t layer, uint32_t n_rows,
-                                    const StepPlace& place) const {
+Status StepCommands::StateInput(CommandList& list, uint32_t layer, uint32_t n_rows,
+                                const StepPlace& place) const {
+  KVRUN_RETURN_IF_ERROR(AttentionNorm(list, layer, n_rows, *place.hidden, normed_.get()));
+  return Product(list, weights_->layers[layer].state_input,
+                 {.input = normed_.get(),
+                  .output = state_input_.get(),
+                  .n_tokens = n_rows,
+                  .output_stride = StateInputDim(*config_)});
+}
+
+Status StepCommands::AddNormed(CommandList& list, const Buffer& norm, uint32_t n_rows, Buffer* hidden) const {
+  return list.RmsNorm({.x = block_result_.get(),
+                       .weight = &norm,
+                       .epsilon = config_->rms_epsilon,
+                       .n_rows = n_rows,
+                       .n_cols = config_->n_embd,
+                       .out = hidden,
+                       .accumulate = true});
+}
+
+Status StepCommands::BlockOutput(CommandList& list, uint32_t layer, uint32_t n_rows,
+                                 const StepPlace& place) const {
+  const DeviceLayer& weights = weights_->layers[layer];
+  if (!weights.query_gate.empty()) {
+    KVRUN_RETURN_IF_ERROR(list.SigmoidGate({query_gate_.get(), n_rows, config_->q_dim(), place.attended}));
+  }
+  const Buffer* const norm = weights.post_attention_norm.get();
+  KVRUN_RETURN_IF_ERROR(Product(list, weights.block_output,
+                                {.input = place.attended,
+                                 .output = norm != nullptr ? block_result_.get() : place.hidden,
+                                 .n_tokens = n_rows,
+                                 .output_stride = config_->n_embd,
+                                 .accumulate = norm == nullptr}));
+  return norm != nullptr ? AddNormed(list, *norm, n_rows, place.hidden) : Status::Ok();
+}
+
+Status StepCommands::Experts(CommandList& list, uint32_t layer, uint32_t n_rows, Buffer* hidden) const {
+  const DeviceLayer& weights = weights_->layers[layer];
+  const ExpertConfig& experts = config_->experts;
+  KVRUN_RETURN_IF_ERROR(Product(list, weights.router,
+                                {.input = normed_.get(),
+                                 .output = router_.get(),
+                                 .n_tokens = n_rows,
+                                 .output_stride = experts.n_experts}));
+  KVRUN_RETURN_IF_ERROR(list.ChooseExperts({.logits = router_.get(),
+                                            .n_tokens = n_rows,
+                                            .n_experts = experts.n_experts,
+                                            .n_used = experts.n_used,
+                                            .ids = expert_ids_.get(),
+                                            .weights = expert_weights_.get()}));
+  ExpertMatMulArgs product{.weight = weights.experts_gate_up.get(),
+                           .input = normed_.get(),
+                           .ids = expert_ids_.get(),
+                           .n_tokens = n_rows,
+                           .n_used = experts.n_used,
+                           .n_rows = 2 * experts.n_ff,
+                           .output = gate_up_.get()};
+  KVRUN_RETURN_IF_ERROR(list.ExpertMatMul(product));
+  KVRUN_RETURN_IF_ERROR(list.GatedUnit({.gate_up = gate_up_.get(),
+                                        .n_tokens = n_rows * experts.n_used,
+                                        .n_ff = experts.n_ff,
+                                        .out = ffn_.get(),
+                                        .activation = GateOf(*config_)}));
+  product.weight = weights.experts_down.get();
+  product.input = ffn_.get();
+  product.weights = expert_weights_.get();
+  product.n_rows = config_->n_embd;
+  product.output = hidden;
+  return list.ExpertMatMul(product);
+}
+
+Status StepCommands::FeedForward(CommandList& list, uint32_t layer, uint32_t n_rows, Buffer* hidden) const {
   const DeviceLayer& weights = weights_->layers[layer];
   const uint32_t n_embd = config_->n_embd;
-  KVRUN_RETURN_IF_ERROR(Product(list, weights.attention_output,
-                                {.input = place.attended,
-                                 .output = place.hidden,
-                                 .n_tokens = n_rows,
-                                 .output_stride = n_embd,
-                                 .accumulate = true}));
   KVRUN_RETURN_IF_ERROR(
-      list.RmsNorm(*place.hidden, *weights.ffn_norm, config_->rms_epsilon, n_rows, n_embd, normed_.get()));
+      list.RmsNorm(*hidden, *weights.ffn_norm, config_->rms_epsilon, n_rows, n_embd, normed_.get()));
+  if (weights.experts_down != nullptr) return Experts(list, layer, n_rows, hidden);
+  const Buffer* const norm = weights.post_ffn_norm.get();
+  Buffer* const out = norm != nullptr ? block_result_.get() : hidden;
   KVRUN_RETURN_IF_ERROR(Product(list, weights.gate_up,
                                 {.input = normed_.get(),
                                  .output = gate_up_.get(),
                                  .n_tokens = n_rows,
                                  .output_stride = 2 * config_->n_ff}));
-  KVRUN_RETURN_IF_ERROR(list.SwiGlu(*gate_up_, n_rows, config_->n_ff, ffn_.get()));
-  return Product(list, weights.ffn_down,
-                 {.input = ffn_.get(),
-                  .output = place.hidden,
-                  .n_tokens = n_rows,
-                  .output_stride = n_embd,
-                  .accumulate = true});
+  KVRUN_RETURN_IF_ERROR(list.GatedUnit({.gate_up = gate_up_.get(),
+                                        .n_tokens = n_rows,
+                                        .n_ff = config_->n_ff,
+                                        .out = ffn_.get(),
+                                        .activation = GateOf(*config_)}));
+  KVRUN_RETURN_IF_ERROR(Product(list, weights.ffn_down,
+                                {.input = ffn_.get(),
+                                 .output = out,
+                                 .n_tokens = n_rows,
+                                 .output_stride = n_embd,
+                                 .accumulate = norm == nullptr}));
+  return norm != nullptr ? AddNormed(list, *norm, n_rows, hidden) : Status::Ok();
+}
+
+Status StepCommands::AfterAttention(CommandList& list, uint32_t layer, uint32_t n_rows,
+                                    const StepPlace& place) const {
+  KVRUN_RETURN_IF_ERROR(BlockOutput(list, layer, n_rows, place));
+  return FeedForward(list, layer, n_rows, place.hidden);
 }
 
 Status StepCommands::Query(CommandList& list, uint32_t layer, uint32_t n_rows, const Buffer& normed,
@@ -262,6 +402,12 @@ Status StepCommands::Head(CommandList& list, uint32_t n_outputs) const {
 std::span<const float> StepCommands::logits() const {
   const std::span<const std::byte> bytes = logits_->host();
   return {reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float)};
+}
+
+void StepCommands::CopyLogits(std::span<float> to) const {
+  std::copy_n(logits().begin(), to.size(), to.begin());
+  if (config_->logit_cap == 0.0F) return;
+  for (float& logit : to) logit = config_->logit_cap * std::tanh(logit / config_->logit_cap);
 }
 
 Status StepCommands::CheckStep(const ForwardStep& step, uint32_t max_rows, uint32_t n_ctx,

@@ -1,5 +1,5 @@
 // The buffers of a step's activations, and the commands that every KV method records alike: all of a layer
-// but its attention.
+// but what looks back (attention, or LayerStates).
 #pragma once
 
 #include <array>
@@ -22,8 +22,9 @@ inline constexpr uint32_t kMaxOutputRows = 32;
 
 // Which rows a step computes, as the host writes it.
 struct StepInputs {
-  std::unique_ptr<Buffer> step;    // StepParams
-  std::unique_ptr<Buffer> angles;  // float [kChunkRows, rotary_dim / 2, 2]
+  std::unique_ptr<Buffer> step;             // StepParams
+  std::unique_ptr<Buffer> angles;           // float [kChunkRows, rotary_dim / 2, 2]
+  std::unique_ptr<Buffer> windowed_angles;  // of LayerRope::kWindowed; null: no layer has such
 
   static Result<StepInputs> Create(const ModelConfig& config, Device& device, std::string_view part);
 };
@@ -34,23 +35,31 @@ struct StepPlace {
   Buffer* hidden = nullptr;  // the residual stream, float [rows, n_embd]
   Buffer* step = nullptr;    // StepInputs
   Buffer* angles = nullptr;
+  Buffer* windowed_angles = nullptr;
   Buffer* qkv = nullptr;       // float [rows, qkv_dim]
-  Buffer* attended = nullptr;  // float [rows, q_dim]
+  Buffer* attended = nullptr;  // float [rows, block_dim]: what looking back has brought
+
+  // Of a layer's rotation.
+  Buffer* angles_of(LayerRope rope) const { return rope == LayerRope::kWindowed ? windowed_angles : angles; }
 };
 
 class StepCommands {
  public:
-  // `hidden_use`: kShared where the host moves hidden states of a chunk in and out.
+  // `n_ctx`: of a sequence, which some rotations depend on. `hidden_use`: kShared where the host moves hidden
+  // states of a chunk in and out.
   static Result<StepCommands> Create(const ModelConfig& config, std::shared_ptr<const DeviceWeights> weights,
-                                     Device& device, BufferUse hidden_use);
+                                     Device& device, BufferUse hidden_use, uint32_t n_ctx);
 
   const ModelConfig& config() const { return *config_; }
   const DeviceLayer& layer(uint32_t index) const { return weights_->layers[index]; }
   uint32_t qkv_dim() const { return config_->q_dim() + 2 * config_->kv_dim(); }
   Buffer* hidden() const { return hidden_.get(); }  // of own()
+  // The most columns that any layer's block_output multiplies with.
+  static uint32_t BlockDim(const ModelConfig& config);
   // Where steps are that say nothing else.
   StepPlace own() const {
-    return {hidden_.get(), inputs_.step.get(), inputs_.angles.get(), qkv_.get(), attended_.get()};
+    return {hidden_.get(), inputs_.step.get(), inputs_.angles.get(), inputs_.windowed_angles.get(),
+            qkv_.get(),    attended_.get()};
   }
   // Of AttentionNorm, until AfterAttention.
   const Buffer* normed() const { return normed_.get(); }
@@ -58,7 +67,10 @@ class StepCommands {
   const Buffer* step() const { return inputs_.step.get(); }
 
   // What attention works on; kv, its type and context, and scratch are the caller's to fill in.
-  AttentionArgs Attention(uint32_t layer, uint32_t n_rows, bool of_prompt) const;
+  AttentionArgs Attention(uint32_t layer, uint32_t n_rows, bool of_prompt) const {
+    return Attention(layer, n_rows, of_prompt, own());
+  }
+  AttentionArgs Attention(uint32_t layer, uint32_t n_rows, bool of_prompt, const StepPlace& place) const;
 
   // Tokens, positions and angles of the next step. Kernels find the entry at `first_position` first in the KV
   // buffer.
@@ -79,7 +91,7 @@ class StepCommands {
     return BeforeAttention(list, layer, n_rows, own());
   }
   Status BeforeAttention(CommandList& list, uint32_t layer, uint32_t n_rows, const StepPlace& place) const;
-  // The output projection and the feed-forward network, added to the residual stream.
+  // The output projection of what looks back, and the feed-forward network, added to the residual stream.
   Status AfterAttention(CommandList& list, uint32_t layer, uint32_t n_rows) const {
     return AfterAttention(list, layer, n_rows, own());
   }
@@ -92,6 +104,10 @@ class StepCommands {
   Status AttentionNorms(CommandList& list, uint32_t layer, uint32_t later, uint32_t n_rows,
                         Buffer* later_out) const;
   Status Qkv(CommandList& list, uint32_t layer, uint32_t n_rows) const;
+  // Norm, and the product that a layer without attention begins with: float [n_rows, state_input_dim].
+  Status StateInput(CommandList& list, uint32_t layer, uint32_t n_rows, const StepPlace& place) const;
+  const Buffer* state_input() const { return state_input_.get(); }
+  static uint32_t StateInputDim(const ModelConfig& config);  // 0: all layers have attention
   // Q of a layer from hidden states that its norm was applied to: float [n_rows, q_dim], neither normalised
   // nor rotated.
   Status Query(CommandList& list, uint32_t layer, uint32_t n_rows, const Buffer& normed, Buffer* query) const;
@@ -99,6 +115,8 @@ class StepCommands {
   Status Head(CommandList& list, uint32_t n_outputs) const;
   // Of the last step that recorded Head; valid until the next.
   std::span<const float> logits() const;
+  // The first of them to where they are wanted, capped where the model does that.
+  void CopyLogits(std::span<float> to) const;
   // Where they will be; null: given up. Until then it may hold anything; what is written is flushed.
   Buffer* logits_buffer() const { return logits_.get(); }
   // While no logits are wanted, other work may have their memory. Nothing that was recorded may name it.
@@ -121,8 +139,18 @@ class StepCommands {
   Status CreateBuffers(Device& device, BufferUse hidden_use);
   Status AttentionNorm(CommandList& list, uint32_t layer, uint32_t n_rows, const Buffer& hidden,
                        Buffer* out) const;
-  void WriteAngles(std::span<const StepRow> rows, size_t nth, float* angles) const;
+  // Rotations of one kind of layers.
+  struct Turns {
+    RopeTable rope;
+    std::vector<std::complex<double>> turns;  // [frequencies, kTurnPositions]
+  };
+  static Turns MakeTurns(const RopeConfig& rope, uint32_t n_ctx);
+  static void WriteAngles(const Turns& turns, std::span<const StepRow> rows, Buffer* angles);
   Status Qkv(CommandList& list, uint32_t layer, uint32_t n_rows, Buffer* qkv) const;
+  Status BlockOutput(CommandList& list, uint32_t layer, uint32_t n_rows, const StepPlace& place) const;
+  Status FeedForward(CommandList& list, uint32_t layer, uint32_t n_rows, Buffer* hidden) const;
+  Status Experts(CommandList& list, uint32_t layer, uint32_t n_rows, Buffer* hidden) const;
+  Status AddNormed(CommandList& list, const Buffer& norm, uint32_t n_rows, Buffer* hidden) const;
   static Status Product(CommandList& list, const MatrixStack& stack, const MatMulArgs& args);
 
   const ModelConfig* config_ = nullptr;
@@ -130,17 +158,24 @@ class StepCommands {
   // Positions whose angles are one multiplication away from each other.
   static constexpr uint32_t kTurnPositions = 64;
 
-  RopeTable rope_;
-  std::vector<std::complex<double>> turns_;  // [frequencies, kTurnPositions]
+  Turns turns_;
+  Turns windowed_turns_;  // without frequencies: no layer has such
   StepInputs inputs_;
-  std::unique_ptr<Buffer> hidden_;       // [rows, n_embd]
-  std::unique_ptr<Buffer> normed_;       // [rows, n_embd]
-  std::unique_ptr<Buffer> qkv_;          // [rows, qkv_dim]
-  std::unique_ptr<Buffer> attended_;     // [rows, q_dim]
-  std::unique_ptr<Buffer> gate_up_;      // [rows, 2 * n_ff]
-  std::unique_ptr<Buffer> ffn_;          // [rows, n_ff]
-  std::unique_ptr<Buffer> output_rows_;  // [outputs, n_embd]
-  std::unique_ptr<Buffer> logits_;       // [outputs, n_vocab]
+  std::unique_ptr<Buffer> hidden_;    // [rows, n_embd]
+  std::unique_ptr<Buffer> normed_;    // [rows, n_embd]
+  std::unique_ptr<Buffer> qkv_;       // [rows, qkv_dim]
+  std::unique_ptr<Buffer> attended_;  // [rows, BlockDim]
+  // Null where the model needs none.
+  std::unique_ptr<Buffer> query_gate_;      // [rows, q_dim]
+  std::unique_ptr<Buffer> state_input_;     // [rows, StateInputDim]
+  std::unique_ptr<Buffer> block_result_;    // [rows, n_embd]: before its norm
+  std::unique_ptr<Buffer> router_;          // [rows, n_experts]
+  std::unique_ptr<Buffer> expert_ids_;      // uint32 [rows, n_used]
+  std::unique_ptr<Buffer> expert_weights_;  // [rows, n_used]
+  std::unique_ptr<Buffer> gate_up_;         // [rows, 2 * n_ff]; of experts, of all that are used
+  std::unique_ptr<Buffer> ffn_;             // [rows, n_ff]
+  std::unique_ptr<Buffer> output_rows_;     // [outputs, n_embd]
+  std::unique_ptr<Buffer> logits_;          // [outputs, n_vocab]
 };
 
 }  // namespace kvrun

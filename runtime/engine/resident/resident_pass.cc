@@ -32,14 +32,16 @@ Result<std::unique_ptr<ResidentForwardPass>> ResidentForwardPass::Create(
     const ForwardPassOptions& options, std::optional<uint32_t> sink_rows) {
   const ModelConfig& config = model.config;
   KVRUN_ASSIGN_OR_RETURN(ResidentCache cache,
-                         ResidentCache::Create(device, ShapeOf(config, options), config.n_layers));
-  KVRUN_ASSIGN_OR_RETURN(StepCommands commands,
-                         StepCommands::Create(config, std::move(weights), device, BufferUse::kDevice));
+                         ResidentCache::Create(device, ShapeOf(config, options), config.n_kv_layers()));
+  KVRUN_ASSIGN_OR_RETURN(LayerStates states, LayerStates::Create(config, device, options.kv_type,
+                                                                 options.n_sequences, options.n_ctx));
+  KVRUN_ASSIGN_OR_RETURN(StepCommands commands, StepCommands::Create(config, std::move(weights), device,
+                                                                     BufferUse::kDevice, options.n_ctx));
   std::unique_ptr<ResidentForwardPass> pass(
-      new ResidentForwardPass(device, std::move(commands), std::move(cache)));
+      new ResidentForwardPass(device, std::move(commands), std::move(cache), std::move(states)));
   KVRUN_RETURN_IF_ERROR(pass->CreateScratch());
   pass->sink_rows_ = sink_rows;
-  for (uint32_t i = 0; sink_rows && i < config.n_layers; ++i) {
+  for (uint32_t i = 0; sink_rows && i < config.n_kv_layers(); ++i) {
     KVRUN_ASSIGN_OR_RETURN(LayerSumBuffers sums, LayerSumBuffers::Create(device, config, "activations"));
     pass->sums_.push_back(std::move(sums));
   }
@@ -57,6 +59,7 @@ Status ResidentForwardPass::ClearSums() {
 }
 
 Status ResidentForwardPass::CreateScratch() {
+  if (commands_.config().n_kv_layers() == 0) return states_.MakeScratch(commands_);  // of a model that was cut
   uint64_t scratch_bytes = 0;
   for (uint32_t n = 1; n <= kChunkRows; ++n) {
     scratch_bytes =
@@ -66,31 +69,41 @@ Status ResidentForwardPass::CreateScratch() {
     scratch_bytes = std::max(scratch_bytes, device_.AttendScratchBytes(Attention({.n_rows = n}, 0)));
   }
   KVRUN_ASSIGN_OR_RETURN(scratch_, device_.CreateBuffer(scratch_bytes, BufferUse::kDevice, "activations"));
-  return Status::Ok();
+  return states_.MakeScratch(commands_);
 }
 
-AttentionArgs ResidentForwardPass::Attention(const StepShape& shape, uint32_t layer) const {
-  AttentionArgs args = commands_.Attention(layer, shape.n_rows, shape.of_prompt);
-  args.kv = cache_.layer(layer);
+AttentionArgs ResidentForwardPass::Attention(const StepShape& shape, uint32_t nth) const {
+  AttentionArgs args = commands_.Attention(commands_.config().kv_layers[nth], shape.n_rows, shape.of_prompt);
+  args.kv = cache_.layer(nth);
   args.kv_shape = cache_.shape();
   args.scratch = scratch_.get();
   return args;
 }
 
-Status ResidentForwardPass::RecordLayer(CommandList& list, const StepShape& shape, uint32_t index) {
-  const AttentionArgs attention = Attention(shape, index);
+Status ResidentForwardPass::RecordLayer(CommandList& list, const StepShape& shape, uint32_t layer) {
+  const std::vector<uint32_t>& kv_layers = commands_.config().kv_layers;
+  const auto found = std::lower_bound(kv_layers.begin(), kv_layers.end(), layer);
+  const bool has_kv = found != kv_layers.end() && *found == layer;
+  KVRUN_RETURN_IF_ERROR(
+      has_kv ? RecordAttention(list, shape, static_cast<uint32_t>(found - kv_layers.begin()))
+             : states_.RecordLayer(list, commands_, layer, shape.n_rows, shape.of_prompt, commands_.own()));
+  return commands_.AfterAttention(list, layer, shape.n_rows);
+}
+
+Status ResidentForwardPass::RecordAttention(CommandList& list, const StepShape& shape, uint32_t nth) {
+  const uint32_t layer = commands_.config().kv_layers[nth];
+  const AttentionArgs attention = Attention(shape, nth);
   if (shape.keeps_inputs) {
     KVRUN_RETURN_IF_ERROR(list.GatherRows(*commands_.hidden(), *commands_.step(), 1,
-                                          commands_.config().n_embd, inputs_[index].get()));
+                                          commands_.config().n_embd, inputs_[nth].get()));
   }
-  KVRUN_RETURN_IF_ERROR(commands_.BeforeAttention(list, index, shape.n_rows));
+  KVRUN_RETURN_IF_ERROR(commands_.BeforeAttention(list, layer, shape.n_rows));
   KVRUN_RETURN_IF_ERROR(list.RopeAndStore(attention));
   if (!sums_.empty() && shape.of_prompt && shape.n_rows > 1) {
-    KVRUN_RETURN_IF_ERROR(sums_[index].Record(list, commands_, *commands_.qkv(), shape.n_rows,
-                                              shape.has_sinks ? std::min(*sink_rows_, shape.n_rows) : 0));
+    KVRUN_RETURN_IF_ERROR(sums_[nth].Record(list, commands_, *commands_.qkv(), shape.n_rows,
+                                            shape.has_sinks ? std::min(*sink_rows_, shape.n_rows) : 0));
   }
-  KVRUN_RETURN_IF_ERROR(list.Attend(attention));
-  return commands_.AfterAttention(list, index, shape.n_rows);
+  return list.Attend(attention);
 }
 
 Result<CommandList*> ResidentForwardPass::ListFor(const StepShape& shape) {
@@ -118,7 +131,7 @@ Status ResidentForwardPass::Execute(const StepShape& shape, std::span<float> log
   KVRUN_ASSIGN_OR_RETURN(CommandList * list, ListFor(shape));
   KVRUN_RETURN_IF_ERROR(device_.Execute(*list));
   KVRUN_CHECK(logits.size() == size_t{shape.n_outputs} * n_vocab());
-  std::copy_n(commands_.logits().begin(), logits.size(), logits.begin());
+  commands_.CopyLogits(logits);
   return Status::Ok();
 }
 
@@ -155,7 +168,7 @@ Status ResidentForwardPass::RunPart(const StepPart& part, std::span<const uint32
 
 Status ResidentForwardPass::KeepInputs() {
   const uint64_t bytes = uint64_t{commands_.config().n_embd} * sizeof(float);
-  while (inputs_.size() < commands_.config().n_layers) {
+  while (inputs_.size() < commands_.config().n_kv_layers()) {
     KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<Buffer> input,
                            device_.CreateBuffer(bytes, BufferUse::kReadback, "activations"));
     inputs_.push_back(std::move(input));

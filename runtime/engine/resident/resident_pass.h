@@ -13,6 +13,7 @@
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
 #include "runtime/engine/pass/forward_pass.h"
+#include "runtime/engine/pass/layer_states.h"
 #include "runtime/engine/pass/layer_sums.h"
 #include "runtime/engine/pass/step_commands.h"
 #include "runtime/engine/pass/step_parts.h"
@@ -35,13 +36,15 @@ class ResidentForwardPass : public ForwardPass {
   Status MoreLogits(std::span<const uint32_t> outputs, std::span<float> logits) override;
 
   const KvShape& kv_shape() const { return cache_.shape(); }
-  Buffer* kv(uint32_t layer) { return cache_.layer(layer); }
+  // Of the n-th of the layers that keep growing KV.
+  Buffer* kv(uint32_t nth) { return cache_.layer(nth); }
+  LayerStates* layer_states() override { return &states_; }
   // Of all rows that were summed up since the pass was created, or ClearSums: over any number of prompts,
   // each from position 0, whose sinks are left out. Steps of a single row are not summed up. Points into
   // this.
   Result<LayerSums> Sums(uint32_t layer);
   Status ClearSums();
-  // From now on steps of a single row keep what each layer takes as its input.
+  // From now on steps of a single row keep what each of these layers takes as its input.
   Status KeepInputs();
   // Of the last such step, float [n_layers, n_embd]: appended to `inputs`.
   void AppendInputs(std::vector<float>* inputs) const;
@@ -58,24 +61,28 @@ class ResidentForwardPass : public ForwardPass {
     bool operator==(const StepShape&) const = default;
   };
 
-  ResidentForwardPass(Device& device, StepCommands commands, ResidentCache cache)
+  ResidentForwardPass(Device& device, StepCommands commands, ResidentCache cache, LayerStates states)
       : device_(device),
         commands_(std::move(commands)),
         cache_(std::move(cache)),
+        states_(std::move(states)),
         parts_(commands_.config().n_vocab) {}
 
   Status CreateScratch();
   Status RunPart(const StepPart& part, std::span<const uint32_t> outputs, std::span<float> logits);
   Status Execute(const StepShape& shape, std::span<float> logits);
   Result<CommandList*> ListFor(const StepShape& shape);
-  Status RecordLayer(CommandList& list, const StepShape& shape, uint32_t index);
-  AttentionArgs Attention(const StepShape& shape, uint32_t layer) const;
+  Status RecordLayer(CommandList& list, const StepShape& shape, uint32_t layer);
+  Status RecordAttention(CommandList& list, const StepShape& shape, uint32_t nth);
+  // Of the n-th of the layers that keep growing KV.
+  AttentionArgs Attention(const StepShape& shape, uint32_t nth) const;
 
   Device& device_;
   StepCommands commands_;
   mutable ResidentCache cache_;
+  LayerStates states_;
   std::optional<uint32_t> sink_rows_;
-  std::vector<LayerSumBuffers> sums_;            // of each layer; empty: none
+  std::vector<LayerSumBuffers> sums_;            // of each layer with KV; empty: none
   uint64_t n_summed_ = 0;                        // rows in them
   uint64_t n_skipped_ = 0;                       // of these, sinks
   std::vector<std::unique_ptr<Buffer>> inputs_;  // of each layer: kReadback, float [n_embd]; empty: not kept

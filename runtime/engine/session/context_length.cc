@@ -14,7 +14,7 @@ std::vector<std::string> ContextNotes(uint32_t n_ctx, const ModelConfig& config)
         "worse text, and in the end none that makes sense, beyond {1} tokens",
         n_ctx, config.n_ctx_stated));
   }
-  if (config.sliding_window != 0 && n_ctx > config.sliding_window) {
+  if (config.is_uniform() && config.sliding_window != 0 && n_ctx > config.sliding_window) {
     notes.push_back(fmt::format(
         "the model was trained to attend to the last {1} tokens only (its sliding window), and kvrun attends "
         "to all of the {0} tokens of context: expect other, and mostly worse, text beyond {1} tokens",

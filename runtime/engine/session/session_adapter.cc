@@ -30,14 +30,14 @@ SessionAdapter::Use SessionAdapter::UseOf(const KvPlan& plan) const {
 Result<AdapterFit> SessionAdapter::NeededBy(const KvPlan& plan) const {
   KVRUN_ASSIGN_OR_RETURN(std::string fingerprint, model_.Fingerprint());
   return AdapterFit{.fingerprint = std::move(fingerprint),
-                    .n_layers = model_.config.n_layers,
+                    .n_layers = model_.config.n_kv_layers(),
                     .key_dim = model_.config.kv_dim(),
                     .rank = UseOf(plan) == Use::kThresholds ? 1 : plan.index.rank};
 }
 
 // A factor on the command line takes their place.
 Status SessionAdapter::CheckThresholds(const std::vector<float>& thresholds) const {
-  const size_t n_needed = size_t{model_.config.n_layers} * model_.config.n_kv_heads;
+  const size_t n_needed = size_t{model_.config.n_kv_layers()} * model_.config.n_kv_heads;
   if (settings_.kv.split_factor || thresholds.size() == n_needed) return Status::Ok();
   return {StatusCode::kInvalidArgument,
           fmt::format("{}: the adapter has no thresholds for the clusters of the KV method {}: make it "

@@ -172,7 +172,7 @@ Status KvPreparation::MakeFiles(OffloadedPassOptions* options) const {
     const uint32_t depth = RowStore::kQueueDepth;
     KVRUN_ASSIGN_OR_RETURN(rows_file, OpenKvFile(settings_.storage, FileUse::kIsKept, depth));
   }
-  KVRUN_ASSIGN_OR_RETURN(options->stores, MakeKvStores(options->plan, model_.config.n_layers, std::move(file),
+  KVRUN_ASSIGN_OR_RETURN(options->stores, MakeKvStores(options->plan, model_.config.n_kv_layers(), std::move(file),
                                                        std::move(rows_file)));
   KVRUN_ASSIGN_OR_RETURN(options->spill, OpenKvFile(settings_.storage, FileUse::kIsKept));
   return Status::Ok();
@@ -187,12 +187,23 @@ Result<OffloadedPassOptions> KvPreparation::MakeParts(KvPlan plan) && {
   return options;
 }
 
+// Until prompts and tokens of these go through records too.
+Status CheckLayers(const ModelConfig& config, const KvPlan& plan) {
+  if (config.is_uniform() || IsPlainResident(plan)) return Status::Ok();
+  return {StatusCode::kUnsupported,
+          fmt::format("models with other layers than attention to the whole text ({}) keep their KV in memory, as f16 or "
+                      "f32: leave out --kv-method, --kv-budget and --kv-type",
+                      config.architecture)};
+}
+
 }  // namespace
 
 KvModelShape ShapeOf(const ModelConfig& config) {
   const uint64_t of_attention = 2 * (uint64_t{config.q_dim()} + config.kv_dim()) * config.n_embd;
-  const uint64_t of_feed_forward = uint64_t{3} * config.n_embd * config.n_ff;
-  return {.n_layers = config.n_layers,
+  const ExpertConfig& experts = config.experts;
+  const uint64_t ff_columns = experts.n_experts > 0 ? uint64_t{experts.n_used} * experts.n_ff : config.n_ff;
+  const uint64_t of_feed_forward = 3 * config.n_embd * ff_columns;
+  return {.n_layers = config.n_kv_layers(),
           .n_heads = config.n_heads,
           .n_kv_heads = config.n_kv_heads,
           .head_dim = config.head_dim,
@@ -223,6 +234,7 @@ Result<OffloadedPassOptions> PrepareOffloadedPass(const Model& model, const KvSe
   KvPreparation preparation(model, settings, layer_time);
   // First, as no folder is to be made for what cannot be had.
   KVRUN_ASSIGN_OR_RETURN(KvPlan plan, preparation.Plan(n_ctx, n_sequences));
+  KVRUN_RETURN_IF_ERROR(CheckLayers(model.config, plan));
   if (HasFiles(plan)) {
     KVRUN_ASSIGN_OR_RETURN(plan, preparation.PlanForFolder(std::move(plan)));
   }

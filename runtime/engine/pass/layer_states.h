@@ -1,0 +1,82 @@
+// What layers without growing KV keep of each sequence: K and V of a window, the matrices of delta nets, the
+// last inputs of short convolutions. Of constant size, however long a sequence is.
+//
+// Such a layer goes forward alone: what it has read cannot be taken back. Copies made at some positions
+// (Save) are where a sequence can begin again (Restore).
+//
+// Threads: one at a time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "runtime/device/device.h"
+#include "runtime/engine/pass/step_commands.h"
+#include "runtime/model/model_config.h"
+
+namespace kvrun {
+
+class LayerStates {
+ public:
+  // `kv_type`: f16 or f32, of windows. Nothing for a model whose layers all keep growing KV.
+  static Result<LayerStates> Create(const ModelConfig& config, Device& device, KvType kv_type,
+                                    uint32_t n_sequences, uint32_t n_ctx);
+  // What Create takes on the device.
+  static uint64_t SizeBytes(const ModelConfig& config, KvType kv_type, uint32_t n_sequences, uint32_t n_ctx);
+
+  // Before layers are recorded: what their attention takes, with these activations.
+  Status MakeScratch(const StepCommands& commands);
+
+  bool are_none() const { return layers_.empty(); }
+  // A layer of these kinds as a whole, but for what comes after looking back (StepCommands::AfterAttention):
+  // of rows of one sequence's prompt, or each of another sequence. Rows at position 0 begin with nothing.
+  Status RecordLayer(CommandList& list, const StepCommands& commands, uint32_t layer, uint32_t n_rows,
+                     bool of_prompt, const StepPlace& place) const;
+
+  // A copy of one sequence's states.
+  class Copy {
+   public:
+    uint64_t size_bytes() const;
+
+   private:
+    friend class LayerStates;
+    std::vector<std::unique_ptr<Buffer>> buffers_;  // of each state
+  };
+  Result<Copy> MakeCopy() const;
+  // All that was submitted is complete.
+  Status Save(uint32_t sequence, Copy& to) const;
+  Status Restore(uint32_t sequence, const Copy& from);
+
+ private:
+  // One buffer of a layer: for each sequence `sequence_bytes`.
+  struct State {
+    std::unique_ptr<Buffer> buffer;
+    uint64_t sequence_bytes = 0;
+  };
+  struct OfLayer {
+    State first;   // K and V of a window; the inputs of a convolution
+    State second;  // the matrices of a delta net
+  };
+
+  LayerStates() = default;
+  Status MakeLayer(const LayerConfig& layer, uint32_t n_sequences, OfLayer* made) const;
+  AttentionArgs WindowAttention(const StepCommands& commands, uint32_t layer, uint32_t n_rows, bool of_prompt,
+                                const StepPlace& place) const;
+  Status RecordDeltaNet(CommandList& list, const StepCommands& commands, uint32_t layer, uint32_t n_rows,
+                        bool of_prompt, const StepPlace& place) const;
+  Status RecordConvolution(CommandList& list, const StepCommands& commands, uint32_t layer, uint32_t n_rows,
+                           bool of_prompt, const StepPlace& place) const;
+  Status Move(uint32_t sequence, const Copy& copy, bool saves) const;
+  std::vector<const State*> States() const;
+
+  Device* device_ = nullptr;
+  const ModelConfig* config_ = nullptr;
+  KvShape window_shape_;
+  std::vector<OfLayer> layers_;        // [n_layers]; empty: none has a state
+  std::unique_ptr<Buffer> scratch_;    // of windows' attention
+  std::unique_ptr<Buffer> convolved_;  // float [kChunkRows, channels of delta nets]
+};
+
+}  // namespace kvrun
