@@ -13,6 +13,8 @@
 #define MAX_HEAD_DIM 256
 #define MAX_PAIRS_PER_LANE (MAX_HEAD_DIM / 2 / LOCAL_SIZE)
 layout(local_size_x = LOCAL_SIZE) in;
+layout(constant_id = 0) const uint HAS_CAP = 0;
+layout(constant_id = 1) const uint HAS_WINDOW = 0;
 #include "include/attend.glsl"
 
 shared float scores[ROWS * LOCAL_SIZE];
@@ -55,12 +57,13 @@ void main() {
   const uint k_begin = stream * 2 * p.n_ctx;
   const uint v_begin = k_begin + p.n_ctx;
 
-  const uvec2 range = SplitRange(positions[ROWS - 1], split, LOCAL_SIZE);
+  const uvec2 range = SplitRange(positions[0], positions[ROWS - 1], split, LOCAL_SIZE);
   for (uint begin = range.x; begin < range.y; begin += LOCAL_SIZE) {
     float score[ROWS];
     [[unroll]] for (uint r = 0; r < ROWS; ++r) score[r] = 0.0;
     const uint position = begin + lane;
-    const uint key = k_begin + min(position, p.n_ctx - 1);
+    const uint entries = BlockBegin(begin);
+    const uint key = k_begin + EntryAt(entries + lane);
     for (uint i = 0; i < pairs; ++i) {
       const vec2 k = LoadPair(key, i);
       [[unroll]] for (uint r = 0; r < ROWS; ++r) {
@@ -68,8 +71,8 @@ void main() {
       }
     }
     [[unroll]] for (uint r = 0; r < ROWS; ++r) {
-      const bool seen = position < range.y && position <= positions[r];
-      score[r] = seen ? score[r] * p.scale : kMasked;
+      const bool seen = position < range.y && Sees(positions[r], position);
+      score[r] = seen ? Capped(score[r] * p.scale) : kMasked;
       scores[r * LOCAL_SIZE + lane] = score[r];
     }
     barrier();
@@ -95,7 +98,7 @@ void main() {
       [[unroll]] for (uint i = 0; i < MAX_PAIRS_PER_LANE; ++i) {
         const uint pair = i * LOCAL_SIZE + lane;
         if (pair < pairs) {
-          const vec2 v = LoadPair(v_begin + begin + k, pair);
+          const vec2 v = LoadPair(v_begin + EntryAt(entries + k), pair);
           [[unroll]] for (uint r = 0; r < ROWS; ++r) sums[r][i] += w[r] * v;
         }
       }

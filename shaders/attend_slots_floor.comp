@@ -14,6 +14,7 @@ layout(constant_id = 0) const uint K_TYPE = KVRUN_KV_F16;
 layout(constant_id = 1) const uint V_TYPE = KVRUN_KV_F16;
 layout(constant_id = 2) const uint HAS_BIASES = 0;
 layout(constant_id = 3) const uint KEEPS_SCORES = 0;
+layout(constant_id = 4) const uint HAS_CAP = 0;
 
 #define LOCAL_SIZE 64
 #define MAX_HEAD_DIM 256
@@ -83,7 +84,7 @@ void main() {
     AddScores(at.x + at.y * p.record.k_row_words, 2 * at.x + p.record.k_scales_begin + at.y * p.record.k_row_scales,
               q_begin, score);
     [[unroll]] for (uint r = 0; r < ROWS; ++r) {
-      score[r] = index < range.y ? AddBias(score[r] * p.scale, bias) : kMasked;
+      score[r] = index < range.y ? AddBias(Capped(score[r] * p.scale), bias) : kMasked;
       scores[r * LOCAL_SIZE + lane] = score[r];
       if (KEEPS_SCORES != 0 && index < range.y) KeepScore(token, kv_head, row_begin + r, index, score[r]);
     }

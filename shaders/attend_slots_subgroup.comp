@@ -16,6 +16,7 @@ layout(constant_id = 1) const uint HEAD_DIM = 64;
 layout(local_size_x_id = 2, local_size_y = 1, local_size_z = 1) in;
 layout(constant_id = 3) const uint HAS_BIASES = 0;
 layout(constant_id = 4) const uint KEEPS_SCORES = 0;
+layout(constant_id = 5) const uint HAS_CAP = 0;
 #include "include/attend_slots.glsl"
 #include "include/kv_record.glsl"
 

@@ -16,6 +16,7 @@ layout(constant_id = 1) const uint HEAD_DIM = 64;
 layout(local_size_x_id = 2, local_size_y = 1, local_size_z = 1) in;
 layout(constant_id = 3) const uint N_SOURCES = 2;
 layout(constant_id = 4) const uint BIASED = 0;  // bit i: source i's slots have biases (SlotShape::has_biases)
+layout(constant_id = 5) const uint HAS_CAP = 0;
 #include "include/read_only.glsl"
 layout(push_constant) uniform Params { AttendSourcesParams p; };
 READ_ONLY(0, qkv)

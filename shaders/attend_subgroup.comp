@@ -16,6 +16,8 @@
 layout(constant_id = 0) const uint LANES = 32;
 layout(constant_id = 1) const uint HEAD_DIM = 64;
 layout(local_size_x_id = 2, local_size_y = 1, local_size_z = 1) in;
+layout(constant_id = 3) const uint HAS_CAP = 0;
+layout(constant_id = 4) const uint HAS_WINDOW = 0;
 #include "include/attend.glsl"
 
 #ifdef KV_F16
@@ -98,12 +100,13 @@ void main() {
   }
 
   const uint block = KEYS_PER_LANE * LANES;
-  const uvec2 range = SplitRange(positions[ROWS - 1], split, block);
+  const uvec2 range = SplitRange(positions[0], positions[ROWS - 1], split, block);
   for (uint begin = range.x; begin < range.y; begin += block) {
     float scores[ROWS][KEYS_PER_LANE];
     uint key_index[KEYS_PER_LANE];
+    const uint entries = BlockBegin(begin);
     [[unroll]] for (uint k = 0; k < KEYS_PER_LANE; ++k) {
-      key_index[k] = k_begin + min(begin + k * LANES + lane, p.n_ctx - 1) * VECTORS;
+      key_index[k] = k_begin + EntryAt(entries + k * LANES + lane) * VECTORS;
       [[unroll]] for (uint r = 0; r < ROWS; ++r) scores[r][k] = 0.0;
     }
     for (uint v = 0; v < VECTORS; ++v) {
@@ -148,7 +151,8 @@ void main() {
       float block_maximum = kMasked;
       [[unroll]] for (uint k = 0; k < KEYS_PER_LANE; ++k) {
         const uint position = begin + k * LANES + lane;
-        scores[r][k] = position < range.y && position <= positions[r] ? scores[r][k] * p.scale : kMasked;
+        const bool seen = position < range.y && Sees(positions[r], position);
+        scores[r][k] = seen ? Capped(scores[r][k] * p.scale) : kMasked;
         block_maximum = max(block_maximum, scores[r][k]);
       }
       FOLD(block_maximum, 1, max)
@@ -171,7 +175,7 @@ void main() {
     for (uint i = 0; i < KEYS_PER_GROUP; ++i) {
       const uint source = i * KEY_GROUPS + (KEY_GROUPS > 1 ? lane / VECTORS : 0);
       [[unroll]] for (uint k = 0; k < KEYS_PER_LANE; ++k) {
-        const uint entry = v_begin + min(begin + k * LANES + source, p.n_ctx - 1) * VECTORS + lane % VECTORS;
+        const uint entry = v_begin + EntryAt(entries + k * LANES + source) * VECTORS + lane % VECTORS;
         float weights[ROWS];
         [[unroll]] for (uint r = 0; r < ROWS; ++r) weights[r] = subgroupShuffle(scores[r][k], source);
         [[unroll]] for (uint v = 0; v < MAX_VECTORS_PER_LANE; ++v) {

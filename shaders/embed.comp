@@ -1,4 +1,4 @@
-// result[t] = row tokens[t].id of a packed table. One invocation per token and block of 32 columns. A table in
+// result[t] = scale * row tokens[t].id of a packed table. One invocation per token and block of 32 columns. A table in
 // several slices takes a dispatch each; rows outside of the slice are left alone.
 #version 450
 #extension GL_EXT_control_flow_attributes : require
@@ -27,7 +27,7 @@ void main() {
         const vec4 w = BlockWeights(b, quants, j);
         const uint column = block * 32 + 4 * j;
         [[unroll]] for (uint i = 0; i < 4; ++i) {
-          if (column + i < p.n_cols) result[token * p.n_cols + column + i] = w[i];
+          if (column + i < p.n_cols) result[token * p.n_cols + column + i] = p.scale * w[i];
         }
       }
     }

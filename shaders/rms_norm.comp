@@ -1,4 +1,4 @@
-// result[row] = x[row] * weight / sqrt(mean(x[row]^2) + epsilon). One workgroup per row.
+// result[row] = x[row] * weight / sqrt(mean(x[row]^2) + epsilon), or that added to it. One workgroup per row.
 //
 // Macros: TWO, the same with another weight to another result.
 #version 450
@@ -8,6 +8,7 @@
 #define LOCAL_SIZE 32
 layout(local_size_x = LOCAL_SIZE) in;
 layout(constant_id = 0) const uint VECTOR_COLUMNS = 1;  // n_cols is a multiple of 4
+layout(constant_id = 1) const uint ACCUMULATES = 0;     // not with TWO
 #include "include/read_only.glsl"
 layout(push_constant) uniform Params { RmsNormParams p; };
 READ_ONLY(0, x)
@@ -43,12 +44,14 @@ void main() {
   const float factor = 1.0 / sqrt(sum / float(p.n_cols) + p.epsilon);
   for (uint i = lane; i < n; i += LOCAL_SIZE) {
     if (VECTOR_COLUMNS != 0) {
-      result4[row * n + i] = x_vec4(row * n + i) * weight_vec4(i) * factor;
+      const vec4 value = x_vec4(row * n + i) * weight_vec4(i) * factor;
+      result4[row * n + i] = ACCUMULATES != 0 ? result4[row * n + i] + value : value;
 #ifdef TWO
       other4[row * n + i] = x_vec4(row * n + i) * other_weight_vec4(i) * factor;
 #endif
     } else {
-      result1[row * n + i] = x_float(row * n + i) * weight_float(i) * factor;
+      const float value = x_float(row * n + i) * weight_float(i) * factor;
+      result1[row * n + i] = ACCUMULATES != 0 ? result1[row * n + i] + value : value;
 #ifdef TWO
       other1[row * n + i] = x_float(row * n + i) * other_weight_float(i) * factor;
 #endif

@@ -11,7 +11,8 @@ layout(local_size_x = 32) in;
 #include "include/read_only.glsl"
 layout(push_constant) uniform Params { RopeStoreParams p; };
 layout(set = 0, binding = 0, std430) buffer Qkv { float qkv[]; };
-// KvShape: [n_sequences, n_kv_heads, 2, n_ctx, head_dim], from first_stream on; f16 entries are two to a word.
+// KvShape: [n_sequences, n_kv_heads, 2, n_ctx, head_dim], from first_stream on; f16 entries are two to a word. A ring
+// where positions are more than n_ctx.
 layout(set = 0, binding = 1, std430) writeonly buffer Kv { uint kv[]; };
 // [n_tokens, rotary_dim / 2]: cosine and sine of the row's angle, times the magnitude.
 READ_ONLY(2, angles)
@@ -48,7 +49,7 @@ void main() {
       const uint stream = stepp.tokens[token].sequence * p.n_kv_heads + kv_head - p.first_stream;
       const uint plane = stream * 2 + (is_value ? 1 : 0);
       // Of streams before the first, the difference is a large number.
-      if (stream < p.n_streams) StoreHead(head_begin, plane * p.n_ctx + stepp.tokens[token].position);
+      if (stream < p.n_streams) StoreHead(head_begin, plane * p.n_ctx + stepp.tokens[token].position % p.n_ctx);
     }
   }
 }

@@ -32,11 +32,11 @@ std::vector<float> MakeKv(const AttentionCase& c, std::vector<float>& values) {
   return stored;
 }
 
-// The head's entry of K (plane 0) or V (plane 1) at a position.
+// The head's entry of K (plane 0) or V (plane 1) at a position, in a ring.
 size_t EntryBegin(const AttentionCase& c, uint32_t sequence, uint32_t kv_head, uint32_t plane,
                   uint32_t position) {
   return ((size_t{sequence * AttentionCase::kKvHeads + kv_head} * 2 + plane) * AttentionCase::kContext +
-          position) *
+          position % AttentionCase::kContext) *
          c.head_dim;
 }
 
@@ -44,16 +44,19 @@ void AttendRow(const AttentionCase& c, const float* query, std::span<const float
                uint32_t position, double* output) {
   std::vector<double> weights(position + 1);
   double maximum = -INFINITY;
-  for (uint32_t p = 0; p <= position; ++p) {
+  const uint32_t n_seen = c.window_tokens > 0 ? std::min(c.window_tokens, position + 1) : position + 1;
+  const uint32_t first = position + 1 - n_seen;
+  for (uint32_t p = first; p <= position; ++p) {
     const size_t key = EntryBegin(c, AttentionCase::kSequences - 1, kv_head, 0, p);
     double score = 0.0;
     for (uint32_t i = 0; i < c.head_dim; ++i) score += double{query[i]} * kv[key + i];
     weights[p] = score / std::sqrt(c.head_dim);
+    if (c.score_cap > 0.0F) weights[p] = c.score_cap * std::tanh(weights[p] / c.score_cap);
     maximum = std::max(maximum, weights[p]);
   }
   double total = 0.0;
-  for (double& weight : weights) total += weight = std::exp(weight - maximum);
-  for (uint32_t p = 0; p <= position; ++p) {
+  for (uint32_t p = first; p <= position; ++p) total += weights[p] = std::exp(weights[p] - maximum);
+  for (uint32_t p = first; p <= position; ++p) {
     const size_t value = EntryBegin(c, AttentionCase::kSequences - 1, kv_head, 1, p);
     for (uint32_t i = 0; i < c.head_dim; ++i) output[i] += weights[p] / total * kv[value + i];
   }
@@ -114,6 +117,8 @@ Result<std::string> CheckAttention(Device& device, const AttentionCase& c, bool 
                      .n_heads = c.n_heads(),
                      .n_tokens = c.n_tokens,
                      .output = run.Poisoned(expected.size()),
+                     .window_tokens = c.window_tokens,
+                     .score_cap = c.score_cap,
                      .of_prompt = c.n_tokens > 1};
   // Of two, the second is made first: of a buffer that has more rows on both sides.
   const uint32_t n_rows = c.n_tokens * c.n_heads();
@@ -156,7 +161,8 @@ Result<std::string> CheckRope(Device& device, const AttentionCase& c, bool halve
                            .norms = run.Floats(in.norms),
                            .norm_epsilon = in.epsilon,
                            .rotary_dim = in.rotary_dim,
-                           .rope_halves = halves};
+                           .rope_halves = halves,
+                           .window_tokens = c.window_tokens};
   run.Run([&](CommandList& list) { return list.RopeAndStore(args); });
 
   std::vector<double> expected(in.qkv.begin(), in.qkv.end());

@@ -20,6 +20,9 @@ struct AttentionCase {
   uint32_t group = 1;     // query heads of a KV head
   uint32_t n_tokens = 1;  // more than one: a chunk of one sequence
   uint32_t position = 0;  // of the first token
+  // As in AttentionArgs.
+  uint32_t window_tokens = 0;
+  float score_cap = 0.0F;
 
   KvShape kv_shape() const { return {type, kSequences, kKvHeads, head_dim, kContext}; }
   uint32_t n_heads() const { return group * kKvHeads; }

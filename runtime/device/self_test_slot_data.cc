@@ -164,7 +164,9 @@ std::vector<double> SlotTestData::Scores(uint32_t head) const {
     double score = 0.0;
     for (uint32_t i = 0; i < c_.head_dim; ++i)
       score += double{qkv_[head * c_.head_dim + i]} * Element(head, false, entry, i);
-    scores.push_back(score / std::sqrt(c_.head_dim) + entry.bias);
+    score /= std::sqrt(c_.head_dim);
+    if (c_.score_cap > 0.0F) score = c_.score_cap * std::tanh(score / c_.score_cap);
+    scores.push_back(score + entry.bias);
   }
   return scores;
 }

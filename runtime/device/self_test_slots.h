@@ -27,6 +27,7 @@ struct SlotCase {
   uint32_t group = 1;  // query heads of a KV head
   bool has_biases = false;
   bool in_space = false;  // records hold entries in a space of their own
+  float score_cap = 0.0F;
 
   uint32_t n_heads() const { return group * kKvHeads; }
   uint32_t qkv_stride() const { return (n_heads() + 2 * kKvHeads) * head_dim; }
@@ -39,6 +40,7 @@ struct SlotCase {
     args.attention.kv_shape = {KvType::kF16, 1, kKvHeads, head_dim, 0};
     args.attention.n_heads = n_heads();
     args.attention.n_tokens = 1;
+    args.attention.score_cap = score_cap;
     return args;
   }
 };

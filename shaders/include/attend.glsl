@@ -1,4 +1,5 @@
-// What both attention kernels share: bindings, and which rows and positions a tile covers.
+// What both attention kernels share: bindings, and which rows and positions a tile covers. Constants of each: HAS_CAP,
+// whether scores have one; HAS_WINDOW, whether rows attend to the newest window_tokens entries alone, in a ring.
 #include "include/read_only.glsl"
 layout(push_constant) uniform Params { AttendParams p; };
 READ_ONLY(0, qkv)
@@ -10,6 +11,7 @@ layout(set = 0, binding = 3, std430) writeonly buffer Scratch { float scratch[];
 layout(set = 0, binding = 4, std140) uniform Step { StepParams stepp; };
 
 const float kMasked = -1e30;
+#include "include/score_cap.glsl"
 
 // Rows of a span that share a KV head.
 uint SpanRows() { return p.span_tokens * (p.n_heads / p.n_kv_heads); }
@@ -26,9 +28,26 @@ uint BoundStream(uint span, uint kv_head) {
   return stepp.tokens[span * p.span_tokens].sequence * p.n_kv_heads + kv_head - p.first_stream;
 }
 
-// The part [begin, end) of positions 0 .. last that a split covers, in whole blocks.
-uvec2 SplitRange(uint last, uint split, uint block) {
-  const uint blocks = (last + block) / block;
-  const uint per_split = (blocks + p.n_splits - 1) / p.n_splits;
-  return uvec2(min(split * per_split, blocks) * block, min(min((split + 1) * per_split, blocks) * block, last + 1));
+// The first position that a row at `position` attends to.
+uint FirstSeen(uint position) {
+  return HAS_WINDOW != 0 && position >= p.window_tokens ? position + 1 - p.window_tokens : 0;
 }
+
+bool Sees(uint row_position, uint position) {
+  return position <= row_position && (HAS_WINDOW == 0 || position + p.window_tokens > row_position);
+}
+
+// The part [begin, end) that a split covers, in whole blocks, of the positions from what a row at `first` attends to on
+// to `last`.
+uvec2 SplitRange(uint first, uint last, uint split, uint block) {
+  const uint begin = FirstSeen(first);
+  const uint blocks = (last - begin + block) / block;
+  const uint per_split = (blocks + p.n_splits - 1) / p.n_splits;
+  return begin +
+         uvec2(min(split * per_split, blocks) * block, min(min((split + 1) * per_split, blocks) * block, last + 1 - begin));
+}
+
+// Where the entries of a block of positions that begins at `position` lie: EntryAt(BlockBegin(position) + i) for the i-th;
+// for those behind what counts, anywhere.
+uint BlockBegin(uint position) { return HAS_WINDOW != 0 ? position % p.n_ctx : position; }
+uint EntryAt(uint at) { return min(HAS_WINDOW != 0 && at >= p.n_ctx ? at - p.n_ctx : at, p.n_ctx - 1); }

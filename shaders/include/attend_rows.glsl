@@ -1,5 +1,6 @@
 // What kernels of attention over slots share, whatever their sources: rows, splits and scores that do not count. `p`
-// has n_heads, n_kv_heads, n_splits and keeps_parts.
+// has n_heads, n_kv_heads, n_splits, keeps_parts and score_cap.
+#include "include/score_cap.glsl"
 
 const float kMasked = -1e30;
 

@@ -89,7 +89,7 @@ void OF_SOURCE(AttendToRange)(uint token, uint kv_head, uint row_begin, uint str
       float block_maximum = kMasked;
       [[unroll]] for (uint k = 0; k < KEYS_PER_LANE; ++k) {
         const uint index = begin + k * LANES + lane;
-        scores[r][k] = index < range.y ? OF_SOURCE(AddBias)(scores[r][k] * factors[k], biases[k]) : kMasked;
+        scores[r][k] = index < range.y ? OF_SOURCE(AddBias)(Capped(scores[r][k] * factors[k]), biases[k]) : kMasked;
         block_maximum = max(block_maximum, scores[r][k]);
         if (KEEPS_SCORES != 0 && index < range.y) KeepScore(token, kv_head, row_begin + r, index, scores[r][k]);
       }

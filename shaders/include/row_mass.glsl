@@ -3,7 +3,9 @@
 // for QUERIES of them. KV_F16 or KV_F32: what the entries are read as.
 #include "include/read_only.glsl"
 layout(constant_id = 0) const uint VECTORS = 0;  // head_dim is a multiple of 8
+layout(constant_id = 1) const uint HAS_CAP = 0;
 layout(push_constant) uniform Params { RowMassParams p; };
+#include "include/score_cap.glsl"
 // [n_rows, n_heads, head_dim].
 READ_ONLY(0, queries)
 // KvShape of one sequence: [n_kv_heads, 2, n_ctx, head_dim].
@@ -48,5 +50,5 @@ void ScoreEntry(uint kv_head, uint first, uint entry, out float scores[QUERIES])
       [[unroll]] for (uint q = 0; q < QUERIES; ++q) scores[q] += dot(pair, queries_vec2((begins[q] + i) / 2));
     }
   }
-  [[unroll]] for (uint q = 0; q < QUERIES; ++q) scores[q] *= p.scale;
+  [[unroll]] for (uint q = 0; q < QUERIES; ++q) scores[q] = Capped(scores[q] * p.scale);
 }

@@ -54,6 +54,7 @@ struct RowMassParams {
   uint mass_stride;
   uint mass_begin;
   float scale;
+  float score_cap;  // with HAS_CAP
 };
 
 #ifdef __cplusplus

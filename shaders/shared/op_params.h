@@ -28,6 +28,7 @@ struct EmbedParams {
   uint row_begin;  // first row of the slice
   uint n_cols;
   uint n_tokens;
+  float scale;
 };
 
 struct MatMulParams {
@@ -80,6 +81,8 @@ struct AttendParams {
   // Of streams, a sequence's KV head each, those whose KV is bound: others are none of this dispatch's.
   uint first_stream;
   uint n_streams;
+  uint window_tokens;  // with HAS_WINDOW: the entries lie in a ring of n_ctx
+  float score_cap;     // with HAS_CAP
 };
 
 struct CombineParams {

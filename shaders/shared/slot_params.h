@@ -67,6 +67,7 @@ struct AttendSlotsParams {
   float scale;
   uint scores_begin;   // where a kernel keeps scores: the first, in elements of scratch
   uint scores_stride;  // of a row's scores
+  float score_cap;     // with HAS_CAP
 };
 
 // A source of attend_sources_subgroup.comp, but for what follows from its types and from head_dim.
@@ -87,6 +88,7 @@ struct AttendSourcesParams {
   uint keeps_parts;  // scratch is written; else the output, which one part makes
   uint qkv_stride;
   float scale;
+  float score_cap;  // with HAS_CAP
 };
 
 struct RecordCopyParams {

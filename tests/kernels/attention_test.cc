@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 
+#include "tests/support/attention_cases.h"
 #include "tests/support/operations_fixture.h"
 #include "tests/support/scalar_reference.h"
 
@@ -13,108 +14,6 @@ namespace {
 constexpr uint32_t kHeadDims[] = {8, 10, 16, 48, 64, 80, 96, 128, 256};
 constexpr uint32_t kHostHeadDims[] = {2, 8, 10, 16, 48, 64, 66, 80, 96, 128, 256};
 constexpr KvType kKvTypes[] = {KvType::kF16, KvType::kF32};
-constexpr float kQueryScale = 3.0F;  // so that weights differ
-
-struct AttendShape {
-  KvShape kv;
-  uint32_t n_heads = 0;
-  bool of_prompt = false;
-  std::vector<StepToken> tokens;
-
-  size_t qkv_count() const { return tokens.size() * (n_heads + 2 * kv.n_kv_heads) * kv.head_dim; }
-};
-
-std::string Describe(const AttendShape& shape) {
-  return ::testing::PrintToString(shape.kv.head_dim) + " dimensions, " +
-         ::testing::PrintToString(shape.n_heads) + "/" + ::testing::PrintToString(shape.kv.n_kv_heads) +
-         " heads, " + ::testing::PrintToString(shape.tokens.size()) + " tokens from " +
-         ::testing::PrintToString(shape.tokens[0].position) +
-         (shape.kv.type == KvType::kF16 ? ", f16" : ", f32") + (shape.of_prompt ? ", one sequence" : "");
-}
-
-std::vector<float> Queries(const AttendShape& shape) {
-  std::vector<float> qkv = RandomFloats(shape.qkv_count(), 12);
-  for (float& value : qkv) value *= kQueryScale;
-  return qkv;
-}
-
-// Positions that no token may see hold numbers as well, so that a mask that lets them through shows.
-std::vector<float> RandomKv(const KvShape& kv) {
-  return RandomFloats(kv.size_bytes() / KvElementBytes(kv.type), 11);
-}
-
-// KV entries in the type's own form; `values` become what that stands for.
-std::vector<float> Stored(KvType type, std::span<float> values) {
-  if (type == KvType::kF32) return {values.begin(), values.end()};
-  std::vector<uint16_t> halves(values.size());
-  std::transform(values.begin(), values.end(), halves.begin(), FloatToHalf);
-  std::transform(halves.begin(), halves.end(), values.begin(), HalfToFloat);
-  std::vector<float> stored(values.size() / 2);
-  std::memcpy(stored.data(), halves.data(), stored.size() * sizeof(float));
-  return stored;
-}
-
-// Scores are sums of head_dim products of magnitude at most q, times 1 / sqrt(head_dim). Rounding errors add
-// up as a random walk: 8 sqrt(n) roundings are exceeded with negligible probability. exp is good to 3 + 2|x|
-// units in the last place (Vulkan's precision rules; |x| at most twice the largest score), once for each
-// weight and once for each of at most n / 4 blocks whose maximum was corrected. The weighted sum and the sum
-// of weights add n roundings as a random walk again. All relative to the largest value.
-double AttendTolerance(const AttendShape& shape) {
-  const double n = shape.tokens.back().position + 1.0;
-  const double dims = shape.kv.head_dim;
-  const double largest_score = 0.5 * kQueryScale * std::sqrt(dims);  // values are uniform in [-1, 1)
-  const double score = 8 * std::sqrt(dims) * kRoundoff * largest_score;
-  const double exponential = 2 * kRoundoff * (3 + 4 * largest_score) * 4;
-  return 2 * (score + exponential) + 2 * 8 * std::sqrt(n) * kRoundoff;
-}
-
-// Six standard deviations of what attend_rounded-inl.h rounds: Q and K (uniform here, |q| = kQueryScale |k|),
-// then weights and values; no average over entries is counted on.
-double RoundedTolerance(const AttendShape& shape) {
-  const double dims = shape.kv.head_dim;
-  const double score = kQueryScale / 3 * std::sqrt(dims) * std::sqrt(2.0 / 12) / 32700;
-  return 6 * (score + std::sqrt(1.0 / 12) * (1.0 / 8191 + 1.0 / 4095)) + AttendTolerance(shape);
-}
-
-// What attention leaves in its output, for KV as stored.
-Buffer* Attend(SelfTestRun& run, const AttendShape& shape, const std::vector<float>& qkv,
-               const std::vector<float>& stored) {
-  const size_t n_outputs = shape.tokens.size() * shape.n_heads * shape.kv.head_dim;
-  AttentionArgs args{.qkv = run.Floats(qkv),
-                     .step = run.Step(shape.tokens),
-                     .kv = run.Floats(stored),
-                     .kv_shape = shape.kv,
-                     .n_heads = shape.n_heads,
-                     .n_tokens = static_cast<uint32_t>(shape.tokens.size()),
-                     .output = PoisonedBuffer(run, Untouched(n_outputs)),
-                     .of_prompt = shape.of_prompt};
-  const size_t scratch_floats = run.device().AttendScratchBytes(args) / sizeof(float);
-  args.scratch = PoisonedBuffer(run, Untouched(scratch_floats));
-  run.Run([&](CommandList& list) { return list.Attend(args); });
-  std::vector<float> beyond(scratch_floats + kBeyond);
-  std::memcpy(beyond.data(), run.Bytes(args.scratch, beyond.size() * sizeof(float)).data(),
-              beyond.size() * sizeof(float));
-  EXPECT_TRUE(std::all_of(beyond.end() - kBeyond, beyond.end(), [](float v) { return std::isnan(v); }))
-      << "scratch: " << Describe(shape);
-  return args.output;
-}
-
-void CheckAttendOf(Device& device, const AttendShape& shape, const std::vector<float>& qkv,
-                   std::vector<float> kv) {
-  const std::vector<float> stored = Stored(shape.kv.type, kv);
-  const std::vector<double> expected = AttendReference(
-      {.tokens = shape.tokens, .kv_shape = shape.kv, .n_heads = shape.n_heads, .angles = {}, .norms = {}},
-      qkv, kv);
-  SelfTestRun run(device);
-  const bool rounds = RoundsActivations(device);
-  EXPECT_TRUE(IsClose(run, Attend(run, shape, qkv, stored), expected,
-                      rounds ? RoundedTolerance(shape) : AttendTolerance(shape)))
-      << Describe(shape) << (rounds ? ", rounded" : "");
-}
-
-void CheckAttend(Device& device, const AttendShape& shape) {
-  CheckAttendOf(device, shape, Queries(shape), RandomKv(shape.kv));
-}
 
 class AttentionTest : public OperationsTest {
  protected:
@@ -294,17 +193,11 @@ void CheckTiles(Device& device, const AttendShape& shape, uint32_t tile_tokens) 
   const std::vector<float> qkv = Queries(shape);
   std::vector<float> kv = RandomKv(shape.kv);
   Stored(shape.kv.type, kv);
-  const std::vector<double> expected = AttendReference(
-      {.tokens = shape.tokens, .kv_shape = shape.kv, .n_heads = shape.n_heads, .angles = {}, .norms = {}},
-      qkv, kv);
-  KvShape tile_shape = shape.kv;
-  tile_shape.n_ctx = tile_tokens;
-  AttentionArgs args{.qkv = run.Floats(qkv),
-                     .kv_shape = tile_shape,
-                     .n_heads = shape.n_heads,
-                     .n_tokens = static_cast<uint32_t>(shape.tokens.size()),
-                     .output = PoisonedBuffer(run, Untouched(expected.size())),
-                     .of_prompt = true};
+  const std::vector<double> expected = AttendReference(shape.reference(), qkv, kv);
+  AttentionArgs args = shape.args();
+  args.qkv = run.Floats(qkv);
+  args.kv_shape.n_ctx = tile_tokens;
+  args.output = PoisonedBuffer(run, Untouched(expected.size()));
   // Parts of the tiles take turns in a buffer that has more rows between them.
   const uint32_t n_rows = args.n_tokens * args.n_heads;
   Buffer* const parts = PoisonedBuffer(run, Untouched(3 * args.parts_bytes() / sizeof(float)));
@@ -340,6 +233,9 @@ TEST_P(AttentionTest, PrefillOverTiles) {
         for (const auto& [position, n_tokens] : {std::pair{200U, ChunkTokens()}, {287U, 1U}, {200U, 2U}}) {
           AttendShape shape{.kv = {type, 1, 3, head_dim, 288}, .n_heads = 9, .of_prompt = true, .tokens = {}};
           for (uint32_t t = 0; t < n_tokens; ++t) shape.tokens.push_back(TokenAt(position + t, 0));
+          CheckTiles(*device, shape, 96);
+          shape.score_cap = 1.5F;
+          shape.score_scale = 0.07F;
           CheckTiles(*device, shape, 96);
         }
       }

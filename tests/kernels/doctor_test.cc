@@ -70,7 +70,11 @@ TEST(Doctor, ABrokenKernelIsCaughtByTheTestThatNamesIt) {
                                "accumulate_gram",    "sign_query",
                                "slot_mass",          "sum_weights_f16",
                                "attention_mass_f32", "score_kept",
-                               "mean_queries"}) {
+                               "mean_queries",       "sigmoid_gate",
+                               "choose_experts",     "expert_matmul_q4_k",
+                               "sum_experts",        "short_convolution",
+                               "delta_gates",        "delta_rule",
+                               "gated_norm"}) {
       ExpectCaught(**device, checks, prefix);
     }
     const DevicePlan& plan = (*device)->plan();

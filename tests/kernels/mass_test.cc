@@ -284,6 +284,8 @@ struct RowMassCase {
   uint32_t group = 1;
   uint32_t n_rows = 1;
   MassForm form;
+  float score_cap = 0.0F;    // as in AttentionArgs
+  float score_scale = 0.0F;  // likewise; at most 1 / sqrt(head_dim)
 
   uint32_t n_heads() const { return n_kv_heads * group; }
 };
@@ -344,7 +346,7 @@ RowTolerances TolerancesOf(const RowMassCase& c) {
   constexpr double kExponentials = 8;
   const double dims = c.head_dim;
   const double largest_score = 0.5 * kSlotQueryScale * std::sqrt(dims);
-  const double score = (8 * std::sqrt(dims) + 4) * kRoundoff * largest_score;
+  const double score = (8 * std::sqrt(dims) + 4) * kRoundoff * largest_score + CapTolerance(c.score_cap);
   const double exponential = 2 * kRoundoff * (3 + 4 * largest_score);
   const double sum = 2 * score + kExponentials * exponential + 8 * std::sqrt(kMostSeen) * kRoundoff;
   return {score, sum, score + exponential + sum + 2 * kRoundoff};
@@ -362,6 +364,8 @@ class RowMassRun {
     args_.step = run_.Step(rows_);
     args_.n_rows = c.n_rows;
     args_.n_heads = c.n_heads();
+    args_.score_cap = c.score_cap;
+    args_.score_scale = c.score_scale;
     expected_sums_ = Untouched(size_t{c.n_rows} * c.n_heads() * 2);
     args_.sums = PoisonedBuffer(run_, expected_sums_);
     for (const TileData& tile : tiles_) buffers_.push_back(Words(run_, tile.words));
@@ -433,7 +437,9 @@ class RowMassRun {
             .kv_shape = TileShape(c_, kTiles.at(nth)),
             .kv = tiles_[nth].kv,
             .tile_begin = kTiles.at(nth).begin,
-            .n_entries = kTiles.at(nth).n_entries};
+            .n_entries = kTiles.at(nth).n_entries,
+            .score_cap = c_.score_cap,
+            .score_scale = c_.score_scale};
   }
   ::testing::AssertionResult SumsAreClose() {
     const RowTolerances tolerances = TolerancesOf(c_);
@@ -476,6 +482,8 @@ TEST_P(RowMassTest, OfTiles) {
         c.form = {.n_moments = 1 + turn % 4,
                   .heads = turn / 2 % 2 == 0 ? MassForm::Heads::kMean : MassForm::Heads::kLargest,
                   .rows = turn % 3 != 1 ? MassForm::Rows::kAdd : MassForm::Rows::kLargest};
+        if (turn % 2 == 1) c.score_scale = 0.7F / std::sqrt(static_cast<float>(c.head_dim));
+        if (turn % 3 == 1) c.score_cap = 2.0F;
         if (!AllFits(*device, c)) continue;
         RowMassRun run(*device, c);
         run.CheckSums();

@@ -16,6 +16,10 @@ struct Projected {
   std::vector<double> magnitudes;
 };
 
+double ScaleOf(const ScoreReferenceArgs& args) {
+  return ScoreReference(1.0, args.attention.kv_shape.head_dim, args.attention.score_scale, 0.0F);
+}
+
 std::vector<double> RotatedQuery(const ScoreReferenceArgs& args) {
   // K and V are not there: only the heads of Q are normalised and rotated.
   AttentionReferenceArgs attention = args.attention;
@@ -48,7 +52,7 @@ Projected SignToken(const ScoreReferenceArgs& args, std::span<const double> quer
     const size_t row = i / head_dim;
     size_t column = row / rows_of_kv_head * head_dim + i % head_dim;
     if (sums[i] < 0) column += rank / 2;
-    const double scale = args.scales[size_t{sequence} * rank + column] / std::sqrt(head_dim);
+    const double scale = args.scales[size_t{sequence} * rank + column] * ScaleOf(args);
     out.z[row * rank + column] = sums[i] * scale;
     out.magnitudes[row * rank + column] = magnitudes[i] * scale;
   }
@@ -63,7 +67,7 @@ Projected ProjectToken(const ScoreReferenceArgs& args, std::span<const double> q
   Projected out{std::vector<double>(size_t{n_heads} * rank), std::vector<double>(size_t{n_heads} * rank)};
   for (uint32_t h = 0; h < n_heads; ++h) {
     for (uint32_t r = 0; r < rank; ++r) {
-      const double scale = args.scales[size_t{sequence} * rank + r] / std::sqrt(head_dim);
+      const double scale = args.scales[size_t{sequence} * rank + r] * ScaleOf(args);
       for (uint32_t i = 0; i < head_dim; ++i) {
         const double product = query[size_t{h} * head_dim + i] *
                                args.query_side[(size_t{h / group} * head_dim + i) * rank + r] * scale;
@@ -80,8 +84,7 @@ void AddLastRow(const ScoreReferenceArgs& args, uint32_t sequence, Projected* pr
   const uint32_t rank = args.shape.rank;
   const auto last = args.query_side.last(rank);
   for (size_t i = 0; i < projected->z.size(); ++i) {
-    const double scale =
-        args.scales[size_t{sequence} * rank + i % rank] / std::sqrt(args.attention.kv_shape.head_dim);
+    const double scale = args.scales[size_t{sequence} * rank + i % rank] * ScaleOf(args);
     projected->z[i] += last[i % rank] * scale;
     projected->magnitudes[i] += std::abs(last[i % rank] * scale);
   }

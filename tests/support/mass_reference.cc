@@ -4,6 +4,8 @@
 #include <cmath>
 #include <vector>
 
+#include "tests/support/scalar_reference.h"
+
 namespace kvrun::testing {
 namespace {
 
@@ -37,7 +39,7 @@ double ScoreOf(const RowMassReferenceArgs& args, size_t row, uint32_t head, uint
   const size_t key = (size_t{2} * kv_head * kv.n_ctx + entry) * kv.head_dim;
   double score = 0.0;
   for (uint32_t i = 0; i < kv.head_dim; ++i) score += double{args.queries[query + i]} * args.kv[key + i];
-  return score / std::sqrt(kv.head_dim);
+  return ScoreReference(score, kv.head_dim, args.score_scale, args.score_cap);
 }
 
 bool Sees(const RowMassReferenceArgs& args, size_t row, uint32_t entry) {

@@ -26,6 +26,8 @@ struct RowMassReferenceArgs {
   std::span<const float> kv;  // as numbers
   uint32_t tile_begin = 0;
   uint32_t n_entries = 0;
+  float score_cap = 0.0F;
+  float score_scale = 0.0F;
 };
 // [n_rows, n_heads, 2], as RowMassArgs::sums; of what was not seen, the float -1e30 and 0.
 void SumWeightsReference(const RowMassReferenceArgs& args, bool is_first, std::span<double> sums);

@@ -56,11 +56,12 @@ inline constexpr uint32_t kPairDecodeRows = 2;
 inline constexpr uint32_t kUnevenThreads = 3;
 
 // The files of tests/kernels that test operations.
-enum class Operations { kAttention, kIndex, kIndexUpkeep, kMass, kMatMul, kRows, kRecords, kSlots };
+enum class Operations { kAttention, kIndex, kIndexUpkeep, kLayers, kMass, kMatMul, kRows, kRecords, kSlots };
 // Those that the CPU as a device has.
 inline constexpr std::initializer_list<Operations> kHostOperations = {
-    Operations::kAttention, Operations::kIndex, Operations::kIndexUpkeep, Operations::kMass,
-    Operations::kMatMul,    Operations::kRows,  Operations::kRecords,     Operations::kSlots};
+    Operations::kAttention, Operations::kIndex,   Operations::kIndexUpkeep,
+    Operations::kLayers,    Operations::kMass,    Operations::kMatMul,
+    Operations::kRows,      Operations::kRecords, Operations::kSlots};
 
 // `vulkan_modes`, and the host's and the pair's where the host has these operations.
 std::vector<DeviceMode> ModesOf(Operations operations, std::vector<DeviceMode> vulkan_modes);

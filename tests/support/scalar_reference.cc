@@ -11,6 +11,11 @@ size_t EntryBegin(const KvShape& kv, uint32_t sequence, uint32_t kv_head, uint32
   return (((size_t{sequence} * kv.n_kv_heads + kv_head) * 2 + plane) * kv.n_ctx + position) * kv.head_dim;
 }
 
+// A windowed layer's KV is a ring.
+uint32_t PlaceOf(const AttentionReferenceArgs& args, uint32_t position) {
+  return args.window_tokens > 0 ? position % args.kv_shape.n_ctx : position;
+}
+
 size_t RowStride(const AttentionReferenceArgs& args) {
   return size_t{args.n_heads + 2 * args.kv_shape.n_kv_heads} * args.kv_shape.head_dim;
 }
@@ -47,11 +52,12 @@ ReferenceMatrix::ReferenceMatrix(TensorType type, uint32_t columns, std::span<co
   }
 }
 
-std::vector<double> EmbedReference(const ReferenceMatrix& table, std::span<const StepToken> tokens) {
+std::vector<double> EmbedReference(const ReferenceMatrix& table, std::span<const StepToken> tokens,
+                                   float scale) {
   std::vector<double> out;
   for (const StepToken& token : tokens) {
     const auto row = std::span(table.values).subspan(size_t{token.id} * table.n_cols, table.n_cols);
-    out.insert(out.end(), row.begin(), row.end());
+    for (const float value : row) out.push_back(double{scale} * value);
   }
   return out;
 }
@@ -116,10 +122,16 @@ void RopeAndStoreReference(const AttentionReferenceArgs& args, std::span<double>
       if (h < args.n_heads) continue;
       const bool is_value = h >= n_qk;
       const uint32_t kv_head = h - (is_value ? n_qk : args.n_heads);
-      const size_t entry = EntryBegin(shape, token.sequence, kv_head, is_value ? 1 : 0, token.position);
+      const size_t entry =
+          EntryBegin(shape, token.sequence, kv_head, is_value ? 1 : 0, PlaceOf(args, token.position));
       std::copy(head.begin(), head.end(), kv.begin() + static_cast<std::ptrdiff_t>(entry));
     }
   }
+}
+
+double ScoreReference(double product, uint32_t head_dim, float score_scale, float score_cap) {
+  const double score = score_scale != 0.0F ? product * score_scale : product / std::sqrt(head_dim);
+  return score_cap > 0.0F ? score_cap * std::tanh(score / score_cap) : score;
 }
 
 std::vector<double> AttendReference(const AttentionReferenceArgs& args, std::span<const float> qkv,
@@ -132,19 +144,22 @@ std::vector<double> AttendReference(const AttentionReferenceArgs& args, std::spa
     const auto head = static_cast<uint32_t>(row % args.n_heads);
     const StepToken& token = args.tokens[t];
     const float* query = &qkv[t * RowStride(args) + size_t{head} * shape.head_dim];
-    std::vector<double> weights(size_t{token.position} + 1);
+    const uint32_t n_seen = token.position + 1;
+    const uint32_t first =
+        args.window_tokens > 0 && n_seen > args.window_tokens ? n_seen - args.window_tokens : 0;
+    std::vector<double> weights(n_seen);
     double maximum = -INFINITY;
-    for (uint32_t p = 0; p <= token.position; ++p) {
-      const float* key = &kv[EntryBegin(shape, token.sequence, head / group, 0, p)];
+    for (uint32_t p = first; p < n_seen; ++p) {
+      const float* key = &kv[EntryBegin(shape, token.sequence, head / group, 0, PlaceOf(args, p))];
       double score = 0.0;
       for (uint32_t i = 0; i < shape.head_dim; ++i) score += double{query[i]} * key[i];
-      weights[p] = score / std::sqrt(shape.head_dim);
+      weights[p] = ScoreReference(score, shape.head_dim, args.score_scale, args.score_cap);
       maximum = std::max(maximum, weights[p]);
     }
     double total = 0.0;
-    for (double& weight : weights) total += weight = std::exp(weight - maximum);
-    for (uint32_t p = 0; p <= token.position; ++p) {
-      const float* value = &kv[EntryBegin(shape, token.sequence, head / group, 1, p)];
+    for (uint32_t p = first; p < n_seen; ++p) total += weights[p] = std::exp(weights[p] - maximum);
+    for (uint32_t p = first; p < n_seen; ++p) {
+      const float* value = &kv[EntryBegin(shape, token.sequence, head / group, 1, PlaceOf(args, p))];
       for (uint32_t i = 0; i < shape.head_dim; ++i) {
         out[row * shape.head_dim + i] += weights[p] / total * value[i];
       }

@@ -20,7 +20,8 @@ struct ReferenceMatrix {
   std::vector<float> values;  // [n_rows, n_cols]
 };
 
-std::vector<double> EmbedReference(const ReferenceMatrix& table, std::span<const StepToken> tokens);
+std::vector<double> EmbedReference(const ReferenceMatrix& table, std::span<const StepToken> tokens,
+                                   float scale = 1.0F);
 std::vector<double> RmsNormReference(std::span<const float> x, std::span<const float> weight, float epsilon,
                                      uint32_t n_rows, uint32_t n_cols);
 
@@ -50,7 +51,12 @@ struct AttentionReferenceArgs {
   float norm_epsilon = 0.0F;
   uint32_t rotary_dim = 0;
   bool rope_halves = false;
+  uint32_t window_tokens = 0;
+  float score_cap = 0.0F;
+  float score_scale = 0.0F;
 };
+// AttentionArgs::score_scale and score_cap: q . k to what a softmax takes.
+double ScoreReference(double product, uint32_t head_dim, float score_scale, float score_cap);
 // Changes qkv, and the entries of kv (as values, before they are rounded to the KV type).
 void RopeAndStoreReference(const AttentionReferenceArgs& args, std::span<double> qkv, std::span<double> kv);
 std::vector<double> AttendReference(const AttentionReferenceArgs& args, std::span<const float> qkv,

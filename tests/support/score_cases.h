@@ -41,6 +41,7 @@ struct ScoreCase {
   QueryForm query_form = QueryForm::kProjected;
   uint32_t n_candidates = 0;  // as in ScoreArgs
   uint32_t first_columns = 0;
+  float score_scale = 0.0F;    // as in AttentionArgs
   uint32_t distinct_rows = 0;  // index rows repeat after so many; 0: they do not
   std::vector<StepToken> tokens;
 

@@ -14,9 +14,10 @@
 namespace kvrun::testing {
 
 std::string Describe(const SlotCase& c) {
-  return fmt::format("{}{}; {}/{} heads, {} tokens, {}{} streams, tables of {}", Describe(c.shape.record),
+  return fmt::format("{}{}; {}/{} heads, {} tokens, {}{} streams, tables of {}{}{}", Describe(c.shape.record),
                      c.in_space ? " in a space" : "", c.n_heads(), c.n_kv_heads, c.tokens.size(),
-                     c.shape.is_shared ? "sharing " : "", c.shape.n_streams, c.shape.table_slots);
+                     c.shape.is_shared ? "sharing " : "", c.shape.n_streams, c.shape.table_slots,
+                     c.score_cap > 0.0F ? ", capped" : "", c.score_scale > 0.0F ? ", scaled" : "");
 }
 
 std::vector<float> SpaceConstants(const SlotCase& c) {
@@ -105,7 +106,7 @@ SlotData MakeSlots(const SlotShape& shape, std::span<const TableLength> lengths,
 double WeightTolerance(const SlotCase& c, uint32_t n_entries, bool has_biases) {
   const double dims = c.head_dim();
   const double largest_score = 0.5 * kSlotQueryScale * std::sqrt(dims) + (has_biases ? kLargeBias : 0.0F);
-  const double score = (8 * std::sqrt(dims) + 4) * kRoundoff * largest_score;
+  const double score = (8 * std::sqrt(dims) + 4) * kRoundoff * largest_score + CapTolerance(c.score_cap);
   const double exponential = 2 * kRoundoff * (3 + 4 * largest_score) * 4;
   return 2 * (score + exponential) + 2 * 8 * std::sqrt(n_entries + 1.0) * kRoundoff;
 }

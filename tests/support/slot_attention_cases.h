@@ -20,7 +20,9 @@ struct SlotCase {
   uint32_t n_kv_heads = 1;
   uint32_t group = 1;  // query heads of a KV head
   std::vector<StepToken> tokens;
-  bool in_space = false;  // records hold entries in a space of their own, with SpaceConstants
+  float score_cap = 0.0F;    // as in AttentionArgs
+  float score_scale = 0.0F;  // likewise; at most 1 / sqrt(head_dim)
+  bool in_space = false;     // records hold entries in a space of their own, with SpaceConstants
 
   uint32_t n_heads() const { return n_kv_heads * group; }
   uint32_t head_dim() const { return shape.record.head_dim; }
@@ -31,7 +33,9 @@ struct SlotCase {
             .n_kv_heads = n_kv_heads,
             .head_dim = head_dim(),
             .sources = sources,
-            .means = {}};
+            .means = {},
+            .score_cap = score_cap,
+            .score_scale = score_scale};
   }
   // But for the sources.
   SlotAttentionArgs args() const {
@@ -39,6 +43,8 @@ struct SlotCase {
     args.attention.kv_shape = {KvType::kF16, n_sequences, n_kv_heads, head_dim(), 0};
     args.attention.n_heads = n_heads();
     args.attention.n_tokens = static_cast<uint32_t>(tokens.size());
+    args.attention.score_cap = score_cap;
+    args.attention.score_scale = score_scale;
     return args;
   }
 };

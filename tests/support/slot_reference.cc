@@ -10,6 +10,7 @@
 
 #include "runtime/model/tensor_type.h"
 #include "shaders/shared/entry_space.h"
+#include "tests/support/scalar_reference.h"
 
 namespace kvrun::testing {
 namespace {
@@ -415,7 +416,7 @@ std::vector<double> AttendSlotsReference(const SlotReferenceArgs& args, std::spa
       double score = 0.0;
       for (uint32_t i = 0; i < dims; ++i)
         score += entries.keys[entry * dims + i] * qkv[t * stride + size_t{head} * dims + i];
-      scores[entry] = score / std::sqrt(dims) + entries.biases[entry];
+      scores[entry] = ScoreReference(score, dims, args.score_scale, args.score_cap) + entries.biases[entry];
     }
     const double maximum = *std::max_element(scores.begin(), scores.end());
     double total = 0.0;

@@ -72,6 +72,8 @@ struct SlotReferenceArgs {
   // [n_sequences, n_kv_heads, 2, head_dim]: of the records' space, from which the output is brought back.
   // Empty: records hold entries as they are.
   std::span<const float> means = {};
+  float score_cap = 0.0F;
+  float score_scale = 0.0F;
 };
 // An entry of args.sources[source].
 struct SlotEntry {

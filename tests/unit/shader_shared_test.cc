@@ -10,6 +10,7 @@
 #include "runtime/device/vulkan/shader_library.h"
 #include "shaders/shared/fill.h"
 #include "shaders/shared/index_params.h"
+#include "shaders/shared/layer_params.h"
 #include "shaders/shared/mass_params.h"
 #include "shaders/shared/op_params.h"
 #include "shaders/shared/sample_params.h"
@@ -126,7 +127,7 @@ std::map<std::string, OffsetTable> RecordOperationOffsets() {
         SourcesThen({offsetof(AttendSourcesParams, n_heads), offsetof(AttendSourcesParams, n_kv_heads),
                      offsetof(AttendSourcesParams, n_splits), offsetof(AttendSourcesParams, split_block),
                      offsetof(AttendSourcesParams, keeps_parts), offsetof(AttendSourcesParams, qkv_stride),
-                     offsetof(AttendSourcesParams, scale)})}},
+                     offsetof(AttendSourcesParams, scale), offsetof(AttendSourcesParams, score_cap)})}},
       {"attend_slots",
        {sizeof(AttendSlotsParams),
         RecordThen({offsetof(AttendSlotsParams, n_heads), offsetof(AttendSlotsParams, n_kv_heads),
@@ -135,7 +136,7 @@ std::map<std::string, OffsetTable> RecordOperationOffsets() {
                     offsetof(AttendSlotsParams, first_part), offsetof(AttendSlotsParams, n_parts),
                     offsetof(AttendSlotsParams, keeps_parts), offsetof(AttendSlotsParams, qkv_stride),
                     offsetof(AttendSlotsParams, scale), offsetof(AttendSlotsParams, scores_begin),
-                    offsetof(AttendSlotsParams, scores_stride)})}},
+                    offsetof(AttendSlotsParams, scores_stride), offsetof(AttendSlotsParams, score_cap)})}},
   };
 }
 
@@ -149,13 +150,14 @@ std::vector<size_t> FormThen(std::vector<size_t> rest) {
 // Those of shaders/shared/mass_params.h.
 std::map<std::string, OffsetTable> MassOperationOffsets() {
   static_assert(offsetof(SlotMassParams, form) == 0 && offsetof(RowMassParams, form) == 0);
-  const OffsetTable of_rows{sizeof(RowMassParams),
-                            FormThen({offsetof(RowMassParams, n_rows), offsetof(RowMassParams, n_heads),
-                                      offsetof(RowMassParams, n_kv_heads), offsetof(RowMassParams, head_dim),
-                                      offsetof(RowMassParams, n_ctx), offsetof(RowMassParams, tile_begin),
-                                      offsetof(RowMassParams, n_entries), offsetof(RowMassParams, is_first),
-                                      offsetof(RowMassParams, mass_stride),
-                                      offsetof(RowMassParams, mass_begin), offsetof(RowMassParams, scale)})};
+  const OffsetTable of_rows{
+      sizeof(RowMassParams),
+      FormThen({offsetof(RowMassParams, n_rows), offsetof(RowMassParams, n_heads),
+                offsetof(RowMassParams, n_kv_heads), offsetof(RowMassParams, head_dim),
+                offsetof(RowMassParams, n_ctx), offsetof(RowMassParams, tile_begin),
+                offsetof(RowMassParams, n_entries), offsetof(RowMassParams, is_first),
+                offsetof(RowMassParams, mass_stride), offsetof(RowMassParams, mass_begin),
+                offsetof(RowMassParams, scale), offsetof(RowMassParams, score_cap)})};
   return {
       {"slot_mass",
        {sizeof(SlotMassParams),
@@ -245,6 +247,51 @@ std::map<std::string, OffsetTable> IndexOperationOffsets() {
   };
 }
 
+// Those of shaders/shared/layer_params.h.
+std::map<std::string, OffsetTable> LayerOperationOffsets() {
+  static_assert(offsetof(ExpertMatMulParams, planes) == 0);
+  return {
+      {"sigmoid_gate", {sizeof(SigmoidGateParams), {offsetof(SigmoidGateParams, n_values)}}},
+      {"choose_experts",
+       {sizeof(ChooseExpertsParams),
+        {offsetof(ChooseExpertsParams, n_experts), offsetof(ChooseExpertsParams, n_used)}}},
+      {"group_experts",
+       {sizeof(GroupExpertsParams),
+        {offsetof(GroupExpertsParams, first_use), offsetof(GroupExpertsParams, n_uses),
+         offsetof(GroupExpertsParams, n_experts), offsetof(GroupExpertsParams, group_uses),
+         offsetof(GroupExpertsParams, uses_begin)}}},
+      {"expert_matmul",
+       {sizeof(ExpertMatMulParams),
+        PlanesThen({offsetof(ExpertMatMulParams, slice_rows), offsetof(ExpertMatMulParams, row_begin),
+                    offsetof(ExpertMatMulParams, n_rows), offsetof(ExpertMatMulParams, n_cols),
+                    offsetof(ExpertMatMulParams, first_use), offsetof(ExpertMatMulParams, input_uses),
+                    offsetof(ExpertMatMulParams, uses_begin)})}},
+      {"sum_experts",
+       {sizeof(SumExpertsParams),
+        {offsetof(SumExpertsParams, n_used), offsetof(SumExpertsParams, n_rows),
+         offsetof(SumExpertsParams, first_token)}}},
+      {"short_convolution",
+       {sizeof(ShortConvolutionParams),
+        {offsetof(ShortConvolutionParams, n_channels), offsetof(ShortConvolutionParams, input_stride),
+         offsetof(ShortConvolutionParams, span_tokens)}}},
+      {"delta_gates",
+       {sizeof(DeltaGatesParams),
+        {offsetof(DeltaGatesParams, n_key_heads), offsetof(DeltaGatesParams, n_value_heads),
+         offsetof(DeltaGatesParams, head_dim), offsetof(DeltaGatesParams, gates_stride),
+         offsetof(DeltaGatesParams, alpha_offset), offsetof(DeltaGatesParams, beta_offset),
+         offsetof(DeltaGatesParams, epsilon)}}},
+      {"delta_rule",
+       {sizeof(DeltaRuleParams),
+        {offsetof(DeltaRuleParams, n_key_heads), offsetof(DeltaRuleParams, n_value_heads),
+         offsetof(DeltaRuleParams, span_tokens)}}},
+      {"gated_norm",
+       {sizeof(GatedNormParams),
+        {offsetof(GatedNormParams, n_heads), offsetof(GatedNormParams, head_dim),
+         offsetof(GatedNormParams, gate_stride), offsetof(GatedNormParams, gate_offset),
+         offsetof(GatedNormParams, epsilon)}}},
+  };
+}
+
 // By the operation that a variant's name begins with, without the digits of its tile.
 std::map<std::string, OffsetTable> OperationOffsets() {
   static_assert(offsetof(EmbedParams, planes) == 0 && offsetof(MatMulParams, planes) == 0);
@@ -260,7 +307,8 @@ std::map<std::string, OffsetTable> OperationOffsets() {
   std::map<std::string, OffsetTable> operations = {
       {"embed",
        {sizeof(EmbedParams), PlanesThen({offsetof(EmbedParams, n_rows), offsetof(EmbedParams, row_begin),
-                                         offsetof(EmbedParams, n_cols), offsetof(EmbedParams, n_tokens)})}},
+                                         offsetof(EmbedParams, n_cols), offsetof(EmbedParams, n_tokens),
+                                         offsetof(EmbedParams, scale)})}},
       {"matvec", matmul},
       {"matmul", matmul},
       {"rms_norm", rms_norm},
@@ -279,7 +327,8 @@ std::map<std::string, OffsetTable> OperationOffsets() {
          offsetof(AttendParams, head_dim), offsetof(AttendParams, n_ctx), offsetof(AttendParams, span_tokens),
          offsetof(AttendParams, n_splits), offsetof(AttendParams, keeps_parts),
          offsetof(AttendParams, qkv_stride), offsetof(AttendParams, scale),
-         offsetof(AttendParams, first_stream), offsetof(AttendParams, n_streams)}}},
+         offsetof(AttendParams, first_stream), offsetof(AttendParams, n_streams),
+         offsetof(AttendParams, window_tokens), offsetof(AttendParams, score_cap)}}},
       {"combine_splits",
        {sizeof(CombineParams),
         {offsetof(CombineParams, n_rows), offsetof(CombineParams, head_dim),
@@ -308,6 +357,7 @@ TEST(ShaderShared, EveryOperationsParametersLieWhereCppPutsThem) {
   std::map<std::string, OffsetTable> operations = OperationOffsets();
   operations.merge(RecordOperationOffsets());
   operations.merge(MassOperationOffsets());
+  operations.merge(LayerOperationOffsets());
   std::map<std::string, size_t> seen;
   for (const ShaderCode& shader : AllShaders()) {
     const std::string_view name = shader.name;

@@ -8,6 +8,7 @@
 #include "runtime/device/host/score.h"
 #include "runtime/device/self_test_attention.h"
 #include "runtime/device/self_test_index.h"
+#include "runtime/device/self_test_layers.h"
 #include "runtime/device/self_test_mass.h"
 #include "runtime/device/self_test_operations.h"
 #include "runtime/device/self_test_slots.h"
@@ -73,7 +74,8 @@ void AddMatMuls(Checks& checks) {
 void AddAttend(Checks& checks, const AttentionCase& c) {
   const std::string name = fmt::format("attend ({}, head size {}, {} head{} of a KV head, {}",
                                        TypeName(c.type), c.head_dim, c.group, c.group == 1 ? "" : "s",
-                                       c.n_tokens > 1 ? fmt::format("prefill of {}", c.n_tokens) : "decode");
+                                       c.n_tokens > 1 ? fmt::format("prefill of {}", c.n_tokens) : "decode") +
+                           (c.window_tokens > 0 ? ", window" : "") + (c.score_cap > 0.0F ? ", cap" : "");
   Add(checks, name + ")", [c](HostDevice& device) { return CheckAttention(device, c, false); });
   if (c.n_tokens == 1) return;  // nothing is rounded then
   Add(
@@ -92,7 +94,13 @@ void AddAttentionChecks(Checks& checks) {
     for (const uint32_t head_dim : {64U, 80U}) {
       for (const uint32_t group : {1U, 2U, 4U, 8U}) AddAttend(checks, {type, head_dim, group, 1, 450});
       AddAttend(checks, {type, head_dim, 3, 20, 300});
+      // Across the ring's end.
+      AddAttend(checks, {type, head_dim, 2, 1, 600, 300, 2.0F});
+      AddAttend(checks, {type, head_dim, 3, 20, 1020, 200});
     }
+    const AttentionCase in_ring{.type = type, .n_tokens = 3, .position = 510, .window_tokens = 100};
+    Add(checks, fmt::format("rope_and_store ({}, window)", TypeName(type)),
+        [=](HostDevice& device) { return CheckRope(device, in_ring, false); });
     const AttentionCase in_parts{type, 64, 3, 20, 300};
     Add(checks, fmt::format("attend, finish_attention ({})", TypeName(type)),
         [=](HostDevice& device) { return CheckAttention(device, in_parts, true); });
@@ -175,6 +183,59 @@ void AddMassChecks(Checks& checks) {
                       MassFormText(c.form)),
           [c](HostDevice& device) { return CheckRowMass(device, c); });
     }
+  }
+}
+
+void AddExperts(Checks& checks) {
+  for (const TensorType type : kSelfTestTypes) {
+    const bool is_float = GetTensorType(type).block_elements == 1;
+    for (const ExpertsCase& c : {ExpertsCase{type, 512, 1, false}, ExpertsCase{type, 512, 20, true},
+                                 ExpertsCase{type, 66, 7, false}}) {
+      if (c.n_cols == 66 && !is_float) continue;
+      const std::string name =
+          fmt::format("expert_matmul ({}, {} columns, {} token{}{}", TensorTypeName(type), c.n_cols,
+                      c.n_tokens, c.n_tokens == 1 ? "" : "s", c.adds_up ? ", added up" : "");
+      Add(checks, name + ")",
+          [c](HostDevice& device) { return CheckExpertMatMul(device, c, kSelfTestTolerance); });
+      if (is_float) continue;  // nothing is rounded then
+      Add(
+          checks, name + ", activations of 8 bits)",
+          [c](HostDevice& device) { return CheckExpertMatMul(device, c, kRoundedTolerance); }, false);
+    }
+  }
+}
+
+void AddLayerChecks(Checks& checks) {
+  for (const uint32_t n : {576U, 30U}) {
+    Add(checks, fmt::format("rms_norm ({} columns, added)", n),
+        [=](HostDevice& device) { return CheckRmsNormThatAdds(device, n); });
+    Add(checks, fmt::format("geglu ({} columns)", n),
+        [=](HostDevice& device) { return CheckGelu(device, n); });
+    Add(checks, fmt::format("sigmoid_gate ({} columns)", n),
+        [=](HostDevice& device) { return CheckSigmoidGate(device, n); });
+  }
+  Add(checks, "copy", CheckCopy);
+  for (const auto& [n_experts, n_used] : {std::pair{128U, 8U}, std::pair{7U, 7U}}) {
+    Add(checks, fmt::format("choose_experts ({} of {})", n_used, n_experts),
+        [n_experts = n_experts, n_used = n_used](HostDevice& device) {
+          return CheckChooseExperts(device, n_experts, n_used);
+        });
+  }
+  AddExperts(checks);
+  for (const bool of_prompt : {false, true}) {
+    const std::string_view how = of_prompt ? "prompt" : "decode";
+    for (const bool is_gated : {false, true}) {
+      Add(checks, fmt::format("short_convolution ({}{})", how, is_gated ? ", gated" : ""),
+          [=](HostDevice& device) { return CheckShortConvolution(device, of_prompt, is_gated); });
+    }
+    for (const uint32_t head_dim : {128U, 36U}) {
+      Add(checks, fmt::format("delta_rule (head size {}, {})", head_dim, how),
+          [=](HostDevice& device) { return CheckDeltaRule(device, head_dim, of_prompt); });
+    }
+  }
+  for (const uint32_t head_dim : {128U, 20U}) {
+    Add(checks, fmt::format("gated_norm (head size {})", head_dim),
+        [=](HostDevice& device) { return CheckGatedNorm(device, head_dim); });
   }
 }
 
@@ -278,6 +339,7 @@ std::vector<HostCheck> HostChecks() {
   AddAttentionChecks(checks);
   AddSlotChecks(checks);
   AddMassChecks(checks);
+  AddLayerChecks(checks);
   AddIndexChecks(checks);
   return checks;
 }

@@ -142,11 +142,14 @@ Status VulkanCommandList::Record(const Dispatch& dispatch) {
                         static_cast<uint32_t>(dispatch.params.size()), dispatch.params.data());
   vk.vkCmdDispatch(commands_, groups[0], groups[1], groups[2]);
 
-  if (timestamps_ && timed_.size() + 1 < timestamps_->capacity()) {
-    timed_.push_back(variant);
-    timestamps_->RecordWrite(commands_, static_cast<uint32_t>(timed_.size()));
-  }
+  NoteTime(variant);
   return Status::Ok();
+}
+
+void VulkanCommandList::NoteTime(const std::string& variant) {
+  if (!timestamps_ || timed_.size() + 1 >= timestamps_->capacity()) return;
+  timed_.push_back(variant);
+  timestamps_->RecordWrite(commands_, static_cast<uint32_t>(timed_.size()));
 }
 
 Status VulkanCommandList::Finish() {

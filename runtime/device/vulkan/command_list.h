@@ -114,6 +114,13 @@ class VulkanCommandList : public CommandList {
   // Of one source.
   Status AttendSource(const SlotAttentionArgs& args, const AttendSlotsPlan& plan, uint32_t nth);
   Status JoinSlotMass(const SlotAttentionArgs& args, const AttendSlotsPlan& plan, uint32_t nth);
+  // Products of `n` tokens' uses of experts, from `first` on, to an output that begins with theirs.
+  Status ExpertProducts(const ExpertMatMulArgs& args, uint32_t first, uint32_t n, const DeviceBuffer* output);
+  // Of its uses: which of them have the same expert (shaders/group_experts.comp).
+  Status GroupExperts(const ExpertMatMulArgs& args, uint32_t first_use, uint32_t n_uses,
+                      const ExpertsChoice& choice, const DeviceBuffer* groups);
+  // At least so much of it, for what is recorded next.
+  Result<const DeviceBuffer*> TakeWorkspace(Workspace which, uint64_t size_bytes);
   // The steps of ScoreAndSelect.
   Status RotateQuery(const ScoreArgs& args);
   Status ProjectQuery(const ScoreArgs& args, const ScorePlan& score);
@@ -130,6 +137,7 @@ class VulkanCommandList : public CommandList {
   Status BeginPart();
   void OrderAfterEarlier(std::span<const Binding> storage);
   void NoteHostBuffer(const VulkanBuffer& buffer);
+  void NoteTime(const std::string& variant);  // of what was recorded last
   const DeviceBuffer* MemoryOrEmpty(const Buffer* buffer) const;
 
   VulkanComputeDevice& device_;
@@ -141,6 +149,7 @@ class VulkanCommandList : public CommandList {
   uint32_t dispatches_ = 0;                   // in the last part
   std::vector<const DeviceBuffer*> read_;     // since the last barrier
   std::vector<const DeviceBuffer*> written_;  // since the last barrier
+  std::vector<std::shared_ptr<const VulkanBuffer>> workspaces_;
   std::vector<const VulkanBuffer*> uploads_;
   std::vector<const VulkanBuffer*> readbacks_;
   std::optional<TimestampPool> timestamps_;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <numeric>
 #include <optional>
@@ -261,10 +262,23 @@ uint32_t VulkanComputeDevice::KvWindowStreams(const KvShape& shape) const {
 }
 
 uint64_t VulkanComputeDevice::AttendScratchBytes(const AttentionArgs& args) const {
-  const uint32_t n_splits =
-      ChooseAttend(plan(), is_cpu(), args.kv_shape, args.n_heads, args.n_tokens, args.of_prompt).n_splits;
+  const uint32_t n_splits = ChooseAttend(plan(), is_cpu(), args).n_splits;
   if (n_splits == 1 && !args.goes_on()) return 16;
   return uint64_t{args.n_tokens} * args.n_heads * n_splits * (args.kv_shape.head_dim + 2) * sizeof(float);
+}
+
+Result<std::shared_ptr<const VulkanBuffer>> VulkanComputeDevice::GetWorkspace(Workspace which,
+                                                                              uint64_t size_bytes) {
+  const std::lock_guard lock(mutex_);
+  std::shared_ptr<const VulkanBuffer>& kept = workspaces_.at(static_cast<size_t>(which));
+  if (kept == nullptr || kept->size_bytes() < size_bytes) {
+    kept = nullptr;  // before the larger one is there, unless a list needs it
+    const uint64_t rounded =
+        std::min(std::bit_ceil(size_bytes), std::max(info_.max_buffer_bytes, size_bytes));
+    KVRUN_ASSIGN_OR_RETURN(kept,
+                           NewBuffer(rounded, BufferUse::kDevice, MemoryKind::kDeviceLocal, "workspace", 1));
+  }
+  return kept;
 }
 
 Result<std::unique_ptr<CommandList>> VulkanComputeDevice::CreateCommandList() {

@@ -1,6 +1,7 @@
 // The Vulkan device behind runtime/device: buffers, packed matrices, recorded lists.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -48,6 +49,13 @@ class VulkanBuffer : public Buffer {
 
 // Every buffer of a Vulkan device is one.
 inline const VulkanBuffer& AsVulkan(const Buffer& buffer) { return static_cast<const VulkanBuffer&>(buffer); }
+
+// What one operation's dispatches hand on to each other. Lists share it, as they run one after another.
+enum class Workspace : uint8_t {
+  kGroups,  // of experts' uses
+  kValues,
+};
+inline constexpr size_t kWorkspaces = 2;
 
 // Rows [row_begin, row_begin + layout.n_rows) of a matrix, packed in a buffer of their own.
 struct MatrixSlice {
@@ -112,6 +120,8 @@ class VulkanComputeDevice : public Device {
   PipelineLibrary& pipelines() { return *pipelines_; }
   // Bound where an operation has no buffer for a binding.
   const VulkanBuffer& empty_buffer() const { return *empty_; }
+  // At least so much of it. A list keeps what it was recorded with: the device may have grown another.
+  Result<std::shared_ptr<const VulkanBuffer>> GetWorkspace(Workspace which, uint64_t size_bytes);
   // The list goes: no later Wait looks at it.
   void Forget(const VulkanCommandList& list);
   // What a list is made of. Drivers take a third of a millisecond to make it, so that what lists leave is
@@ -157,6 +167,7 @@ class VulkanComputeDevice : public Device {
   std::vector<const VulkanCommandList*> untimed_;  // complete, with profile: their times are still to be read
   std::map<std::string, OperationTime> times_;
   std::vector<ListParts> idle_parts_;
+  std::array<std::shared_ptr<const VulkanBuffer>, kWorkspaces> workspaces_;
 };
 
 }  // namespace kvrun

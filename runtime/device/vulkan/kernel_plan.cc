@@ -110,4 +110,42 @@ AttendChoice ChooseAttend(const DevicePlan& plan, bool is_cpu, const KvShape& kv
   return choice;
 }
 
+AttendChoice ChooseAttend(const DevicePlan& plan, bool is_cpu, const AttentionArgs& args) {
+  KvShape kv = args.kv_shape;
+  const bool has_window = args.window_tokens > 0;
+  const bool has_cap = args.score_cap > 0.0F;
+  if (has_window) kv.n_ctx = std::min(kv.n_ctx, args.window_tokens + args.n_tokens - 1);
+  AttendChoice choice = ChooseAttend(plan, is_cpu, kv, args.n_heads, args.n_tokens, args.of_prompt);
+  if (has_window || has_cap) {
+    choice.kernel.constants.push_back(has_cap ? 1 : 0);
+    choice.kernel.constants.push_back(has_window ? 1 : 0);
+  }
+  return choice;
+}
+
+KernelChoice WithCap(KernelChoice kernel, float score_cap) {
+  if (score_cap > 0.0F) kernel.constants.push_back(1);
+  return kernel;
+}
+
+ExpertsChoice ChooseExpertMatMul(const DevicePlan& plan, bool is_cpu, TensorType type, uint32_t n_experts,
+                                 uint32_t n_rows, uint32_t n_cols, uint32_t n_uses) {
+  constexpr uint32_t kMostUses = 8;
+  ExpertsChoice choice;
+  // To bring them together is worth it where most experts have several.
+  const uint32_t most = plan.few_accumulators ? kMostUses / 2 : kMostUses;
+  while (choice.group_uses < most && n_uses >= choice.group_uses * 2 * n_experts) choice.group_uses *= 2;
+  // An expert's last group may be no full one.
+  choice.most_groups =
+      std::min(n_uses, (n_uses + std::min(n_experts, n_uses) * (choice.group_uses - 1)) / choice.group_uses);
+  uint32_t splits = 1;
+  const uint32_t most_splits = std::min(kMaxLocalSize, plan.max_workgroup_invocations) / kFloorLanes;
+  while (!is_cpu && splits * 2 <= std::min(most_splits, CeilDiv(n_cols, 32U))) splits *= 2;
+  choice.kernel = {.variant = fmt::format("expert_matmul_{}_floor", VariantTypeName(type)),
+                   .constants = {choice.group_uses, splits, choice.group_uses > 1 ? 1U : 0U,
+                                 n_cols % 4 == 0 ? 1U : 0U, kFloorLanes * splits},
+                   .groups = {CeilDiv(n_rows, kFloorLanes), choice.most_groups, 1}};
+  return choice;
+}
+
 }  // namespace kvrun

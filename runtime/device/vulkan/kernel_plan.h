@@ -28,7 +28,9 @@ struct KernelChoice {
   // workgroup size; for attend_subgroup and attend_slots_subgroup lanes, head_dim, workgroup size; for the
   // other operations on KV records the types of K and V; for attention over slots then whether there are
   // biases, and whether scores are kept; for attend_sources, after the first three, how many sources there
-  // are and which have biases; for a prompt's mass whether a head is whole vectors.
+  // are and which have biases; for a prompt's mass whether a head is whole vectors. Then, of all that
+  // computes scores, whether they have a cap, and of resident KV whether it is a ring: nothing where neither
+  // is so.
   std::vector<uint32_t> constants;
   std::array<uint32_t, 3> groups = {1, 1, 1};
 };
@@ -42,8 +44,23 @@ struct AttendChoice {
   uint32_t split_block = 0;  // of attention over slots: entries of a split come in multiples of it
 };
 
+// Without a window and a cap of scores.
 AttendChoice ChooseAttend(const DevicePlan& plan, bool is_cpu, const KvShape& kv, uint32_t n_heads,
                           uint32_t n_tokens, bool of_prompt);
+AttendChoice ChooseAttend(const DevicePlan& plan, bool is_cpu, const AttentionArgs& args);
+
+// Of one of the others that compute scores, with a cap on these if it is above 0.
+KernelChoice WithCap(KernelChoice kernel, float score_cap);
+
+// Products with experts: how many uses of an expert share a workgroup, and so its weights; 1: they are not
+// brought together. KernelChoice::constants as expert_matmul.comp has them.
+struct ExpertsChoice {
+  uint32_t group_uses = 1;
+  uint32_t most_groups = 0;  // of the uses
+  KernelChoice kernel;
+};
+ExpertsChoice ChooseExpertMatMul(const DevicePlan& plan, bool is_cpu, TensorType type, uint32_t n_experts,
+                                 uint32_t n_rows, uint32_t n_cols, uint32_t n_uses);
 
 // The entries are the mapping table's, which is data: what is chosen depends on how many it may name.
 AttendChoice ChooseAttendSlots(const DevicePlan& plan, bool is_cpu, const SlotShape& slots, uint32_t n_heads,

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 
 #include "platform/base/check.h"
 #include "platform/base/units.h"
@@ -30,7 +29,8 @@ Status VulkanCommandList::Launch(const EmbedArgs& args) {
                              .n_rows = slice.layout.n_rows,
                              .row_begin = slice.row_begin,
                              .n_cols = args.table->n_cols(),
-                             .n_tokens = args.n_tokens};
+                             .n_tokens = args.n_tokens,
+                             .scale = args.scale};
     const KernelChoice kernel = Linear(fmt::format("embed_{}_floor", VariantTypeName(args.table->type())),
                                        uint64_t{args.n_tokens} * slice.layout.planes.n_chunks * 2, 64);
     const std::array storage = {Binding{&slice.memory, Access::kRead},
@@ -44,7 +44,7 @@ Status VulkanCommandList::Launch(const EmbedArgs& args) {
 Status VulkanCommandList::Launch(const RmsNormArgs& args) {
   const RmsNormParams params{.n_rows = args.n_rows, .n_cols = args.n_cols, .epsilon = args.epsilon};
   const KernelChoice kernel{.variant = "rms_norm_f32_floor",
-                            .constants = {args.n_cols % 4 == 0 ? 1U : 0U},
+                            .constants = {args.n_cols % 4 == 0 ? 1U : 0U, args.accumulate ? 1U : 0U},
                             .groups = {args.n_rows, 1, 1}};
   const std::array storage = {
       Binding{MemoryOrEmpty(args.x), Access::kRead}, Binding{MemoryOrEmpty(args.weight), Access::kRead},
@@ -107,7 +107,7 @@ Status VulkanCommandList::Launch(const RopeAndStoreOp& op) {
   const KvShape& kv = args.kv_shape;
   const KernelChoice kernel = Linear(fmt::format("rope_store_{}_floor", KvTypeName(kv.type)),
                                      uint64_t{args.n_tokens} * (args.n_heads + 2 * kv.n_kv_heads), 32);
-  NoteHostBuffer(AsVulkan(*args.angles));
+  if (args.angles != nullptr) NoteHostBuffer(AsVulkan(*args.angles));
   for (const KvWindow& window : KvWindows(*args.kv, kv, Access::kWrite)) {
     const RopeStoreParams params{.n_heads = args.n_heads,
                                  .n_kv_heads = kv.n_kv_heads,
@@ -149,8 +149,8 @@ std::vector<VulkanCommandList::KvWindow> VulkanCommandList::KvWindows(const Buff
 Status VulkanCommandList::Launch(const AttendOp& op) {
   const AttentionArgs& args = op.args;
   const KvShape& kv = args.kv_shape;
-  const AttendChoice choice =
-      ChooseAttend(device_.plan(), device_.is_cpu(), kv, args.n_heads, args.n_tokens, args.of_prompt);
+  KVRUN_CHECK(args.window_tokens == 0 || !args.goes_on());
+  const AttendChoice choice = ChooseAttend(device_.plan(), device_.is_cpu(), args);
   const bool keeps_parts = choice.n_splits > 1 || args.goes_on();
   for (const KvWindow& window : KvWindows(*args.kv, kv, Access::kRead)) {
     const AttendParams params{.n_heads = args.n_heads,
@@ -161,9 +161,11 @@ Status VulkanCommandList::Launch(const AttendOp& op) {
                               .n_splits = choice.n_splits,
                               .keeps_parts = keeps_parts ? 1U : 0U,
                               .qkv_stride = (args.n_heads + 2 * kv.n_kv_heads) * kv.head_dim,
-                              .scale = 1.0F / std::sqrt(static_cast<float>(kv.head_dim)),
+                              .scale = args.scale(),
                               .first_stream = window.first_stream,
-                              .n_streams = window.n_streams};
+                              .n_streams = window.n_streams,
+                              .window_tokens = args.window_tokens,
+                              .score_cap = args.score_cap};
     const std::array storage = {Binding{MemoryOrEmpty(args.qkv), Access::kRead}, window.binding,
                                 Binding{MemoryOrEmpty(args.output), Access::kWrite},
                                 Binding{MemoryOrEmpty(args.scratch), Access::kWrite}};
@@ -213,7 +215,7 @@ Status VulkanCommandList::Launch(const GatedUnitArgs& args) {
   const bool vector = args.n_ff % 4 == 0;
   const KernelChoice kernel =
       Linear("swiglu_f32_floor", uint64_t{args.n_tokens} * (vector ? args.n_ff / 4 : args.n_ff), 64,
-             {vector ? 1U : 0U});
+             {vector ? 1U : 0U, args.activation == Activation::kGeluTanh ? 1U : 0U});
   const std::array storage = {Binding{MemoryOrEmpty(args.gate_up), Access::kRead},
                               Binding{MemoryOrEmpty(args.out), Access::kWrite}};
   return Record({.kernel = kernel, .storage = storage, .params = ParamBytes(params)});

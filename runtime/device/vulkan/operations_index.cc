@@ -45,6 +45,7 @@ float QueryScale(const ScoreArgs& args) {
   const bool is_mean = args.reduction == HeadReduction::kGqa;
   const double factor =
       (args.reduction == HeadReduction::kSum ? 1.0 : std::numbers::log2e) / (is_mean ? group : 1);
+  if (attention.score_scale != 0.0F) return static_cast<float>(factor * attention.score_scale);
   return static_cast<float>(factor / std::sqrt(attention.kv_shape.head_dim));
 }
 
@@ -144,7 +145,7 @@ Status VulkanCommandList::RotateQuery(const ScoreArgs& args) {
   const KernelChoice kernel{.variant = "rotate_query_f32_floor",
                             .constants = {},
                             .groups = {attention.n_heads, attention.n_tokens, 1}};
-  NoteHostBuffer(AsVulkan(*attention.angles));
+  if (attention.angles != nullptr) NoteHostBuffer(AsVulkan(*attention.angles));
   const std::array storage = {Binding{MemoryOrEmpty(args.query), Access::kReadWrite},
                               Binding{MemoryOrEmpty(attention.angles), Access::kRead},
                               Binding{MemoryOrEmpty(attention.norms), Access::kRead}};
@@ -177,7 +178,7 @@ Status VulkanCommandList::ProjectQuery(const ScoreArgs& args, const ScorePlan& s
   if (score.rotates_in_projection) {
     kernel.variant = "rotate_project_query_f32_wide";
     kernel.constants.push_back(attention.norms != nullptr ? 1 : 0);
-    NoteHostBuffer(AsVulkan(*attention.angles));
+    if (attention.angles != nullptr) NoteHostBuffer(AsVulkan(*attention.angles));
     storage.push_back({MemoryOrEmpty(attention.angles), Access::kRead});
     storage.push_back({MemoryOrEmpty(attention.norms), Access::kRead});
   }
@@ -227,7 +228,7 @@ Status VulkanCommandList::ProjectAndScoreRows(const ScoreArgs& args, const Score
   kernel.constants.push_back(score.project_tile_rows);
   kernel.constants.push_back(args.sides.are_halves ? 1 : 0);
   NoteHostBuffer(AsVulkan(*args.sides.scales));
-  NoteHostBuffer(AsVulkan(*attention.angles));
+  if (attention.angles != nullptr) NoteHostBuffer(AsVulkan(*attention.angles));
   const std::array storage = {Binding{MemoryOrEmpty(args.index), Access::kRead},
                               Binding{MemoryOrEmpty(args.query), Access::kRead},
                               Binding{MemoryOrEmpty(args.sides.query_side), Access::kRead},

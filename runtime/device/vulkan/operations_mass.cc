@@ -16,6 +16,11 @@ MassFormParams FormParams(const MassForm& form) {
           .rows = static_cast<uint32_t>(form.rows)};
 }
 
+float ScaleOf(const RowMassArgs& args) {
+  if (args.score_scale != 0.0F) return args.score_scale;
+  return 1.0F / std::sqrt(static_cast<float>(args.kv_shape.head_dim));
+}
+
 RowMassParams ParamsOf(const RowMassArgs& args) {
   const KvShape& kv = args.kv_shape;
   KVRUN_CHECK(kv.type == KvType::kF16 || kv.type == KvType::kF32);
@@ -32,7 +37,8 @@ RowMassParams ParamsOf(const RowMassArgs& args) {
           .is_first = args.is_first ? 1U : 0U,
           .mass_stride = args.mass_stride,
           .mass_begin = args.mass_begin,
-          .scale = 1.0F / std::sqrt(static_cast<float>(kv.head_dim))};
+          .scale = ScaleOf(args),
+          .score_cap = args.score_cap};
 }
 
 }  // namespace
@@ -79,10 +85,11 @@ Status VulkanCommandList::Launch(const SumWeightsOp& op) {
   const std::array storage = {Binding{MemoryOrEmpty(args.queries), Access::kRead},
                               Binding{MemoryOrEmpty(args.kv), Access::kRead},
                               Binding{MemoryOrEmpty(args.sums), Access::kReadWrite}};
-  return Record({.kernel = ChooseSumWeights(args.kv_shape, args.n_heads, args.n_rows),
-                 .storage = storage,
-                 .step = &AsVulkan(*args.step),
-                 .params = ParamBytes(params)});
+  return Record(
+      {.kernel = WithCap(ChooseSumWeights(args.kv_shape, args.n_heads, args.n_rows), args.score_cap),
+       .storage = storage,
+       .step = &AsVulkan(*args.step),
+       .params = ParamBytes(params)});
 }
 
 Status VulkanCommandList::Launch(const AttentionMassOp& op) {
@@ -97,7 +104,7 @@ Status VulkanCommandList::Launch(const AttentionMassOp& op) {
                               Binding{MemoryOrEmpty(args.kv), Access::kRead},
                               Binding{MemoryOrEmpty(args.sums), Access::kRead},
                               Binding{MemoryOrEmpty(args.mass), Access::kReadWrite}};
-  return Record({.kernel = ChooseAttentionMass(args.kv_shape, args.n_entries),
+  return Record({.kernel = WithCap(ChooseAttentionMass(args.kv_shape, args.n_entries), args.score_cap),
                  .storage = storage,
                  .step = &AsVulkan(*args.step),
                  .params = ParamBytes(params)});

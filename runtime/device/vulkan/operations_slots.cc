@@ -1,7 +1,6 @@
 // Launchers of the operations on KV records: slots, encoding, attention over a mapping table.
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <optional>
 #include <vector>
 
@@ -89,7 +88,7 @@ Status VulkanCommandList::Launch(const RopeAndEncodeOp& op) {
   const uint32_t n_rows = attention.n_tokens * (attention.n_heads + 2 * n_kv_heads);
   const KernelChoice kernel = ChooseRopeAndEncode(device_.plan(), device_.is_cpu(), window.shape.record,
                                                   args.space.is_used(), n_rows);
-  NoteHostBuffer(AsVulkan(*attention.angles));
+  if (attention.angles != nullptr) NoteHostBuffer(AsVulkan(*attention.angles));
   const Buffer* const constants = args.space.is_used() ? args.space.constants : attention.norms;
   const std::array storage = {Binding{MemoryOrEmpty(attention.qkv), Access::kReadWrite},
                               Binding{MemoryOrEmpty(window.slots), Access::kReadWrite},
@@ -113,7 +112,8 @@ Status VulkanCommandList::AttendMerged(const SlotAttentionArgs& args, const Atte
                              .split_block = plan.merged->choice.split_block,
                              .keeps_parts = plan.keeps_parts ? 1U : 0U,
                              .qkv_stride = (attention.n_heads + 2 * n_kv_heads) * head_dim,
-                             .scale = 1.0F / std::sqrt(static_cast<float>(head_dim))};
+                             .scale = attention.scale(),
+                             .score_cap = attention.score_cap};
   std::vector<Binding> storage = {{MemoryOrEmpty(attention.qkv), Access::kRead}};
   for (size_t place = 0; place < plan.merged->places.size(); ++place) {
     const std::optional<uint32_t> nth = plan.merged->places.at(place);
@@ -132,7 +132,7 @@ Status VulkanCommandList::AttendMerged(const SlotAttentionArgs& args, const Atte
   }
   const Buffer* result = plan.keeps_parts ? attention.scratch : attention.output;
   storage.push_back({MemoryOrEmpty(result), Access::kWrite});
-  return Record({.kernel = plan.merged->choice.kernel,
+  return Record({.kernel = WithCap(plan.merged->choice.kernel, attention.score_cap),
                  .storage = storage,
                  .step = &AsVulkan(*attention.step),
                  .params = ParamBytes(params)});
@@ -160,15 +160,16 @@ Status VulkanCommandList::AttendSource(const SlotAttentionArgs& args, const Atte
                                  .n_parts = plan.n_parts,
                                  .keeps_parts = plan.keeps_parts ? 1U : 0U,
                                  .qkv_stride = (attention.n_heads + 2 * n_kv_heads) * head_dim,
-                                 .scale = 1.0F / std::sqrt(static_cast<float>(head_dim)),
+                                 .scale = attention.scale(),
                                  .scores_begin = static_cast<uint32_t>(place.scores_begin),
-                                 .scores_stride = static_cast<uint32_t>(place.scores_stride)};
+                                 .scores_stride = static_cast<uint32_t>(place.scores_stride),
+                                 .score_cap = attention.score_cap};
   const Buffer* result = plan.keeps_parts ? attention.scratch : attention.output;
   const std::array storage = {Binding{MemoryOrEmpty(attention.qkv), Access::kRead},
                               Binding{MemoryOrEmpty(source.slots), Access::kRead},
                               Binding{MemoryOrEmpty(source.table), Access::kRead},
                               Binding{MemoryOrEmpty(result), Access::kWrite}};
-  return Record({.kernel = place.choice.kernel,
+  return Record({.kernel = WithCap(place.choice.kernel, attention.score_cap),
                  .storage = storage,
                  .step = &AsVulkan(*attention.step),
                  .params = ParamBytes(params)});

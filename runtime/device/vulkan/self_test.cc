@@ -7,6 +7,7 @@
 
 #include "runtime/device/self_test_attention.h"
 #include "runtime/device/self_test_index.h"
+#include "runtime/device/self_test_layers.h"
 #include "runtime/device/self_test_mass.h"
 #include "runtime/device/self_test_operations.h"
 #include "runtime/device/self_test_slots.h"
@@ -39,11 +40,18 @@ void AddMatMuls(const DevicePlan& plan, bool is_cpu, Checks& checks) {
 }
 
 void AddAttend(const DevicePlan& plan, bool is_cpu, const AttentionCase& c, Checks& checks) {
-  const AttendChoice choice =
-      ChooseAttend(plan, is_cpu, c.kv_shape(), c.n_heads(), c.n_tokens, c.n_tokens > 1);
-  checks.push_back({fmt::format("{}{} (head size {}, {})", choice.kernel.variant,
+  AttentionArgs args;
+  args.kv_shape = c.kv_shape();
+  args.n_heads = c.n_heads();
+  args.n_tokens = c.n_tokens;
+  args.of_prompt = c.n_tokens > 1;
+  args.window_tokens = c.window_tokens;
+  args.score_cap = c.score_cap;
+  const AttendChoice choice = ChooseAttend(plan, is_cpu, args);
+  checks.push_back({fmt::format("{}{} (head size {}, {}{}{})", choice.kernel.variant,
                                 choice.n_splits > 1 ? ", combine_splits_f32_floor" : "", c.head_dim,
-                                c.n_tokens > 1 ? fmt::format("prefill of {}", c.n_tokens) : "decode"),
+                                c.n_tokens > 1 ? fmt::format("prefill of {}", c.n_tokens) : "decode",
+                                c.window_tokens > 0 ? ", window" : "", c.score_cap > 0.0F ? ", cap" : ""),
                     [c](VulkanComputeDevice& device) { return CheckAttention(device, c, false); }});
 }
 
@@ -60,7 +68,13 @@ void AddAttentionChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
         AddAttend(plan, is_cpu, {type, head_dim, group, 1, 450}, checks);
       }
       AddAttend(plan, is_cpu, {type, head_dim, 3, 20, 300}, checks);
+      // Across the ring's end.
+      AddAttend(plan, is_cpu, {type, head_dim, 2, 1, 600, 300, 2.0F}, checks);
+      AddAttend(plan, is_cpu, {type, head_dim, 3, 20, 1020, 200}, checks);
     }
+    const AttentionCase in_ring{.type = type, .n_tokens = 3, .position = 510, .window_tokens = 100};
+    checks.push_back({fmt::format("rope_store_{}_floor (window)", type == KvType::kF16 ? "f16" : "f32"),
+                      [=](VulkanComputeDevice& device) { return CheckRope(device, in_ring, false); }});
     const AttentionCase in_parts{type, 64, 3, 20, 300};
     checks.push_back(
         {fmt::format("merge_splits_f32_floor (of {} entries)", type == KvType::kF16 ? "f16" : "f32"),
@@ -73,9 +87,9 @@ void AddAttendSlots(const DevicePlan& plan, bool is_cpu, const SlotCase& c, Chec
   const std::string_view combines = c.in_space            ? ", combine_in_space_f32_floor"
                                     : choice.n_splits > 1 ? ", combine_splits_f32_floor"
                                                           : "";
-  checks.push_back({fmt::format("{}{} (K {}, V {}, head size {}{})", choice.kernel.variant, combines,
+  checks.push_back({fmt::format("{}{} (K {}, V {}, head size {}{}{})", choice.kernel.variant, combines,
                                 VariantTypeName(c.k_type), VariantTypeName(c.v_type), c.head_dim,
-                                c.has_biases ? ", biases" : ""),
+                                c.has_biases ? ", biases" : "", c.score_cap > 0.0F ? ", cap" : ""),
                     [c](VulkanComputeDevice& device) { return CheckSlotAttention(device, c); }});
 }
 
@@ -139,6 +153,11 @@ void AddSlotChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
   }
   for (const KvType type : kSelfTestRecordTypes)
     AddAttendSlots(plan, is_cpu, {type, type, 64, turn++ % 4 + 1, true}, checks);
+  for (const uint32_t head_dim : {64U, 72U}) {
+    SlotCase capped{KvType::kInt8, KvType::kInt8, head_dim, 2, true};
+    capped.score_cap = 2.0F;
+    AddAttendSlots(plan, is_cpu, capped, checks);
+  }
 }
 
 void AddSlotMass(const DevicePlan& plan, bool is_cpu, const SlotCase& c, const MassForm& form,
@@ -275,6 +294,60 @@ void AddIndexChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
   }
 }
 
+void AddExperts(Checks& checks) {
+  for (const TensorType type : kSelfTestTypes) {
+    // Of many tokens uses of an expert come together; float rows need not be whole vectors.
+    for (const ExpertsCase& c : {ExpertsCase{type, 512, 1, false}, ExpertsCase{type, 512, 20, true},
+                                 ExpertsCase{type, 66, 7, false}}) {
+      if (c.n_cols == 66 && GetTensorType(type).block_elements != 1) continue;
+      const std::string_view groups = c.n_tokens > 5 ? ", group_experts_u32_floor" : "";
+      checks.push_back(
+          {fmt::format("expert_matmul_{}_floor{}{} ({} columns, {} token{})", VariantTypeName(type), groups,
+                       c.adds_up ? ", sum_experts_f32_floor" : "", c.n_cols, c.n_tokens,
+                       c.n_tokens == 1 ? "" : "s"),
+           [c](VulkanComputeDevice& device) { return CheckExpertMatMul(device, c, kSelfTestTolerance); }});
+    }
+  }
+}
+
+void AddLayerChecks(Checks& checks) {
+  for (const uint32_t n : {576U, 30U}) {
+    checks.push_back({fmt::format("rms_norm_f32_floor ({} columns, added)", n),
+                      [=](VulkanComputeDevice& device) { return CheckRmsNormThatAdds(device, n); }});
+    checks.push_back({fmt::format("swiglu_f32_floor ({} columns, gelu)", n),
+                      [=](VulkanComputeDevice& device) { return CheckGelu(device, n); }});
+  }
+  for (const uint32_t n : {576U, 33U}) {
+    checks.push_back({fmt::format("sigmoid_gate_f32_floor ({} columns)", n),
+                      [=](VulkanComputeDevice& device) { return CheckSigmoidGate(device, n); }});
+  }
+  checks.push_back({"sigmoid_gate_f32_floor (before and after a copy)", CheckCopy});
+  for (const auto& [n_experts, n_used] : {std::pair{128U, 8U}, std::pair{7U, 7U}}) {
+    checks.push_back({fmt::format("choose_experts_f32_floor ({} of {})", n_used, n_experts),
+                      [n_experts = n_experts, n_used = n_used](VulkanComputeDevice& device) {
+                        return CheckChooseExperts(device, n_experts, n_used);
+                      }});
+  }
+  AddExperts(checks);
+  for (const bool of_prompt : {false, true}) {
+    const std::string_view how = of_prompt ? "prompt" : "decode";
+    for (const bool is_gated : {false, true}) {
+      checks.push_back(
+          {fmt::format("short_convolution_f32_floor ({}{})", how, is_gated ? ", gated" : ""),
+           [=](VulkanComputeDevice& device) { return CheckShortConvolution(device, of_prompt, is_gated); }});
+    }
+    for (const uint32_t head_dim : {128U, 36U}) {
+      checks.push_back(
+          {fmt::format("delta_rule_f32_floor, delta_gates_f32_floor (head size {}, {})", head_dim, how),
+           [=](VulkanComputeDevice& device) { return CheckDeltaRule(device, head_dim, of_prompt); }});
+    }
+  }
+  for (const uint32_t head_dim : {128U, 20U}) {
+    checks.push_back({fmt::format("gated_norm_f32_floor (head size {})", head_dim),
+                      [=](VulkanComputeDevice& device) { return CheckGatedNorm(device, head_dim); }});
+  }
+}
+
 // Names begin with the variants that run, with ", " between them.
 void NameTexelVariants(Checks& checks) {
   for (KernelCheck& check : checks) {
@@ -316,6 +389,7 @@ std::vector<KernelCheck> KernelChecks(const DevicePlan& plan, bool is_cpu) {
                       [=](VulkanComputeDevice& device) { return CheckSwiGlu(device, n); }});
   }
   checks.push_back({"gather_rows_f32_floor", CheckGather});
+  AddLayerChecks(checks);
   AddAttentionChecks(plan, is_cpu, checks);
   AddSlotChecks(plan, is_cpu, checks);
   AddMassChecks(plan, is_cpu, checks);
