@@ -17,12 +17,14 @@ constexpr uint32_t kCopiesInMemory = 4;
 Result<std::unique_ptr<ForwardPass>> CreateForwardPass(const Model& model,
                                                        std::shared_ptr<const DeviceWeights> weights,
                                                        Device& device, const ForwardPassOptions& options) {
+  std::unique_ptr<ForwardPass> pass;
   if (options.offloaded != nullptr) {
-    return CreateOffloadedPass(model, std::move(weights), device, std::move(*options.offloaded));
+    KVRUN_ASSIGN_OR_RETURN(
+        pass, CreateOffloadedPass(model, std::move(weights), device, std::move(*options.offloaded)));
+  } else {
+    KVRUN_ASSIGN_OR_RETURN(pass, ResidentForwardPass::Create(model, std::move(weights), device, options));
   }
-  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<ResidentForwardPass> pass,
-                         ResidentForwardPass::Create(model, std::move(weights), device, options));
-  if (model.config.is_uniform()) return std::unique_ptr<ForwardPass>(std::move(pass));
+  if (model.config.is_uniform()) return pass;
   return std::unique_ptr<ForwardPass>(
       std::make_unique<ResumingPass>(std::move(pass), options.n_sequences, kCopiesInMemory));
 }

@@ -17,8 +17,9 @@ bool LayersDiffer(const KvPlan& plan) { return plan.method.evicts() || !plan.lay
 }  // namespace
 
 Result<std::unique_ptr<DecodeLists>> DecodeLists::Create(Device& device, const StepCommands& commands,
-                                                         RecordCache& cache, const DecodeProbe& probe) {
-  std::unique_ptr<DecodeLists> lists(new DecodeLists(device, commands, cache, probe));
+                                                         RecordCache& cache, const LayerStates& states,
+                                                         const DecodeProbe& probe) {
+  std::unique_ptr<DecodeLists> lists(new DecodeLists(device, commands, cache, states, probe));
   if (lists->scores()) KVRUN_RETURN_IF_ERROR(lists->CreateBuffers());
   return lists;
 }
@@ -80,6 +81,7 @@ Result<DecodeLists::Step> DecodeLists::For(uint32_t n_rows, uint32_t n_outputs) 
 Status DecodeLists::RecordFirst(CommandList& list, uint32_t layer, uint32_t n_rows) {
   if (layer > 0) return RecordPrediction(list, layer, n_rows, later_normed_.get());
   KVRUN_RETURN_IF_ERROR(commands_.Embed(list, n_rows));
+  KVRUN_RETURN_IF_ERROR(RecordStates(list, 0, model_layer(0), n_rows));
   KVRUN_RETURN_IF_ERROR(RecordNorms(list, 0, n_rows));
   return RecordPrediction(list, 0, n_rows, commands_.normed());
 }
@@ -87,12 +89,13 @@ Status DecodeLists::RecordFirst(CommandList& list, uint32_t layer, uint32_t n_ro
 Status DecodeLists::RecordLayer(CommandList& list, uint32_t layer, uint32_t n_rows, uint32_t n_outputs) {
   const SlotAttentionArgs attention = SlotAttention(layer, n_rows);
   const bool is_last = layer + 1 == n_layers();
-  KVRUN_RETURN_IF_ERROR(commands_.Qkv(list, layer, n_rows));
+  KVRUN_RETURN_IF_ERROR(commands_.Qkv(list, model_layer(layer), n_rows));
   KVRUN_RETURN_IF_ERROR(list.AwaitHost());
   KVRUN_RETURN_IF_ERROR(list.RopeAndEncode(attention));
   KVRUN_RETURN_IF_ERROR(probe_.RecordQueries(list, layer));
   KVRUN_RETURN_IF_ERROR(list.AttendSlots(attention));
-  KVRUN_RETURN_IF_ERROR(commands_.AfterAttention(list, layer, n_rows));
+  KVRUN_RETURN_IF_ERROR(commands_.AfterAttention(list, model_layer(layer), n_rows));
+  KVRUN_RETURN_IF_ERROR(RecordStates(list, model_layer(layer) + 1, model_layer(layer + 1), n_rows));
   if (is_last) return n_outputs > 0 ? commands_.Head(list, n_outputs) : Status::Ok();
   KVRUN_RETURN_IF_ERROR(probe_.RecordInput(list, layer + 1));
   KVRUN_RETURN_IF_ERROR(RecordNorms(list, layer + 1, n_rows));
@@ -100,17 +103,28 @@ Status DecodeLists::RecordLayer(CommandList& list, uint32_t layer, uint32_t n_ro
                           lookahead() == 0 ? commands_.normed() : later_normed_.get());
 }
 
+Status DecodeLists::RecordStates(CommandList& list, uint32_t begin, uint32_t end, uint32_t n_rows) {
+  for (uint32_t layer = begin; layer < end; ++layer) {
+    KVRUN_RETURN_IF_ERROR(
+        states_.RecordLayer(list, commands_, layer, n_rows, /*of_prompt=*/false, commands_.own()));
+    KVRUN_RETURN_IF_ERROR(commands_.AfterAttention(list, layer, n_rows));
+  }
+  return Status::Ok();
+}
+
 // Of hidden states as they are now: what begins a layer, and the prediction of a later one.
 Status DecodeLists::RecordNorms(CommandList& list, uint32_t layer, uint32_t n_rows) {
   const uint32_t later = layer + lookahead();
-  if (!scores() || later == layer || later >= n_layers()) return commands_.AttentionNorm(list, layer, n_rows);
-  return commands_.AttentionNorms(list, layer, later, n_rows, later_normed_.get());
+  if (!scores() || later == layer || later >= n_layers()) {
+    return commands_.AttentionNorm(list, model_layer(layer), n_rows);
+  }
+  return commands_.AttentionNorms(list, model_layer(layer), model_layer(later), n_rows, later_normed_.get());
 }
 
 Status DecodeLists::RecordPrediction(CommandList& list, uint32_t layer, uint32_t n_rows,
                                      const Buffer* normed) {
   if (!scores() || layer >= n_layers()) return Status::Ok();
-  KVRUN_RETURN_IF_ERROR(commands_.Query(list, layer, n_rows, *normed, query_.get()));
+  KVRUN_RETURN_IF_ERROR(commands_.Query(list, model_layer(layer), n_rows, *normed, query_.get()));
   KVRUN_RETURN_IF_ERROR(list.ScoreAndSelect(Score(layer, n_rows)));
   return cache_.index()->RecordSearch(list, layer, n_rows, score_scratch_.get());
 }
@@ -118,7 +132,7 @@ Status DecodeLists::RecordPrediction(CommandList& list, uint32_t layer, uint32_t
 ScoreArgs DecodeLists::Score(uint32_t layer, uint32_t n_rows) const {
   const KvPlan& plan = cache_.plan();
   ScoreArgs args{.query = query_.get(),
-                 .attention = commands_.Attention(layer, n_rows, /*of_prompt=*/false),
+                 .attention = commands_.Attention(model_layer(layer), n_rows, /*of_prompt=*/false),
                  .sides = {},
                  .index_shape = {},
                  .reduction = plan.heads,
@@ -139,7 +153,7 @@ ScoreArgs DecodeLists::Score(uint32_t layer, uint32_t n_rows) const {
 }
 
 SlotAttentionArgs DecodeLists::SlotAttention(uint32_t layer, uint32_t n_rows) const {
-  SlotAttentionArgs args{.attention = commands_.Attention(layer, n_rows, /*of_prompt=*/false)};
+  SlotAttentionArgs args{.attention = commands_.Attention(model_layer(layer), n_rows, /*of_prompt=*/false)};
   cache_.AddSources(layer, &args);
   args.attention.kv_shape.n_sequences = cache_.plan().n_sequences;
   args.attention.scratch = attend_scratch_.get();

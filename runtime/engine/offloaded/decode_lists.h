@@ -10,6 +10,7 @@
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
 #include "runtime/engine/offloaded/decode_probe.h"
+#include "runtime/engine/pass/layer_states.h"
 #include "runtime/engine/pass/step_commands.h"
 #include "runtime/kv/serve/record_cache.h"
 
@@ -19,12 +20,13 @@ class DecodeLists {
  public:
   // All must outlive it.
   static Result<std::unique_ptr<DecodeLists>> Create(Device& device, const StepCommands& commands,
-                                                     RecordCache& cache, const DecodeProbe& probe);
+                                                     RecordCache& cache, const LayerStates& states,
+                                                     const DecodeProbe& probe);
 
   // Of a step, in the order of submission: list i ends with the prediction of layer i. First those of which
   // there is nothing to compute yet, then each layer with the prediction of a later one
-  // (KvMethod::lookahead). Recorded if they are not there; valid until the next call, or Drop. There is
-  // scratch.
+  // (KvMethod::lookahead). Layers are counted that keep growing KV; those between them go with the one
+  // before. Recorded if they are not there; valid until the next call, or Drop. There is scratch.
   using Step = std::span<const std::unique_ptr<CommandList>>;
   Result<Step> For(uint32_t n_rows, uint32_t n_outputs);
   // What they were recorded with will be gone: buffers, adapters, kernels.
@@ -48,12 +50,15 @@ class DecodeLists {
     std::vector<std::unique_ptr<CommandList>> lists;
   };
 
-  DecodeLists(Device& device, const StepCommands& commands, RecordCache& cache, const DecodeProbe& probe)
-      : device_(device), commands_(commands), cache_(cache), probe_(probe) {}
+  DecodeLists(Device& device, const StepCommands& commands, RecordCache& cache, const LayerStates& states,
+              const DecodeProbe& probe)
+      : device_(device), commands_(commands), cache_(cache), states_(states), probe_(probe) {}
 
   Status CreateBuffers();
   Status RecordFirst(CommandList& list, uint32_t layer, uint32_t n_rows);
   Status RecordLayer(CommandList& list, uint32_t layer, uint32_t n_rows, uint32_t n_outputs);
+  // Of the model's layers, those before this one which the lists so far have not computed.
+  Status RecordStates(CommandList& list, uint32_t begin, uint32_t end, uint32_t n_rows);
   Status RecordNorms(CommandList& list, uint32_t layer, uint32_t n_rows);
   Status RecordPrediction(CommandList& list, uint32_t layer, uint32_t n_rows, const Buffer* normed);
   ScoreArgs Score(uint32_t layer, uint32_t n_rows) const;
@@ -63,10 +68,15 @@ class DecodeLists {
   bool scores() const { return cache_.index() != nullptr; }
   uint32_t lookahead() const { return cache_.plan().method.lookahead; }
   uint32_t n_layers() const { return commands_.config().n_kv_layers(); }
+  // Of the model; behind the last one, how many there are.
+  uint32_t model_layer(uint32_t layer) const {
+    return layer < n_layers() ? commands_.config().kv_layers[layer] : commands_.config().n_layers;
+  }
 
   Device& device_;
   const StepCommands& commands_;
   RecordCache& cache_;
+  const LayerStates& states_;
   const DecodeProbe& probe_;
   std::unique_ptr<Buffer> later_normed_;  // float [n_sequences, n_embd], of a prediction ahead
   std::unique_ptr<Buffer> query_;         // float [n_sequences, q_dim]

@@ -10,10 +10,12 @@ namespace kvrun {
 
 Result<std::unique_ptr<OffloadedDecode>> OffloadedDecode::Create(Device& device, StepCommands& commands,
                                                                  RecordCache& cache,
+                                                                 const LayerStates& states,
                                                                  std::shared_ptr<StepProbe> probe) {
   KVRUN_ASSIGN_OR_RETURN(DecodeProbe of_steps, DecodeProbe::Create(device, commands, std::move(probe)));
   std::unique_ptr<OffloadedDecode> decode(new OffloadedDecode(device, commands, cache, std::move(of_steps)));
-  KVRUN_ASSIGN_OR_RETURN(decode->lists_, DecodeLists::Create(device, commands, cache, decode->probe_));
+  KVRUN_ASSIGN_OR_RETURN(decode->lists_,
+                         DecodeLists::Create(device, commands, cache, states, decode->probe_));
   return decode;
 }
 

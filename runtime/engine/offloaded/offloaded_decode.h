@@ -25,7 +25,7 @@ class OffloadedDecode {
  public:
   // All must outlive it. `probe` may be null.
   static Result<std::unique_ptr<OffloadedDecode>> Create(Device& device, StepCommands& commands,
-                                                         RecordCache& cache,
+                                                         RecordCache& cache, const LayerStates& states,
                                                          std::shared_ptr<StepProbe> probe);
 
   // The cache comes into its decode phase, if it is not there. What a prompt takes on the device is given up.

@@ -12,6 +12,7 @@
 #include "runtime/engine/offloaded/phase_kernels.h"
 #include "runtime/engine/offloaded/prompt_rows.h"
 #include "runtime/engine/offloaded/static_refresh.h"
+#include "runtime/engine/pass/layer_states.h"
 #include "runtime/engine/pass/step_commands.h"
 #include "runtime/engine/pass/step_parts.h"
 #include "runtime/kv/serve/record_cache.h"
@@ -25,10 +26,11 @@ bool LeavesGaps(const KvPlan& plan) { return plan.method.evicts(); }
 class OffloadedForwardPass final : public ForwardPass {
  public:
   OffloadedForwardPass(Device& device, StepCommands commands, std::unique_ptr<RecordCache> cache,
-                       std::unique_ptr<SpillFile> spill)
+                       LayerStates states, std::unique_ptr<SpillFile> spill)
       : device_(device),
         commands_(std::move(commands)),
         cache_(std::move(cache)),
+        states_(std::move(states)),
         spill_(std::move(spill)),
         prompt_rows_(commands_),
         refresh_(
@@ -38,6 +40,9 @@ class OffloadedForwardPass final : public ForwardPass {
 
   Status Init(std::shared_ptr<StepProbe> probe);
   Status Import(ResidentForwardPass& from, uint32_t n_entries) {
+    KVRUN_ASSIGN_OR_RETURN(LayerStates::Copy states, states_.MakeCopy());
+    KVRUN_RETURN_IF_ERROR(from.layer_states()->Save(0, states));
+    KVRUN_RETURN_IF_ERROR(states_.Restore(0, states));
     return ImportPrompt(device_, commands_, *cache_, 0, n_entries, from);
   }
 
@@ -50,6 +55,7 @@ class OffloadedForwardPass final : public ForwardPass {
   std::optional<KvReport> kv_report() const override;
   void ResetKvReport() override;
   RecordCache* record_cache() override { return cache_.get(); }
+  LayerStates* layer_states() override { return &states_; }
 
  private:
   Status GiveNorms();
@@ -64,6 +70,7 @@ class OffloadedForwardPass final : public ForwardPass {
   Device& device_;
   StepCommands commands_;
   std::unique_ptr<RecordCache> cache_;
+  LayerStates states_;
   std::unique_ptr<SpillFile> spill_;  // null: prompts need none
   std::unique_ptr<OffloadedDecode> decode_;
   std::unique_ptr<OffloadedPrefill> prefill_;  // of the last prompt, until the next step
@@ -86,8 +93,10 @@ GroupStoreStats Since(const GroupStoreStats& before, const GroupStoreStats& now)
 }
 
 Status OffloadedForwardPass::Init(std::shared_ptr<StepProbe> probe) {
+  KVRUN_RETURN_IF_ERROR(states_.MakeScratch(commands_));
   if (cache_->spaces().are_used()) KVRUN_RETURN_IF_ERROR(GiveNorms());
-  KVRUN_ASSIGN_OR_RETURN(decode_, OffloadedDecode::Create(device_, commands_, *cache_, std::move(probe)));
+  KVRUN_ASSIGN_OR_RETURN(decode_,
+                         OffloadedDecode::Create(device_, commands_, *cache_, states_, std::move(probe)));
   return Status::Ok();
 }
 
@@ -95,7 +104,8 @@ Status OffloadedForwardPass::Init(std::shared_ptr<StepProbe> probe) {
 Status OffloadedForwardPass::GiveNorms() {
   std::vector<float> norms(size_t{2} * commands_.config().head_dim);
   for (uint32_t layer = 0; layer < commands_.config().n_kv_layers(); ++layer) {
-    const Buffer* const of_layer = commands_.Attention(layer, 1, /*of_prompt=*/false).norms;
+    const Buffer* const of_layer =
+        commands_.Attention(commands_.config().kv_layers[layer], 1, /*of_prompt=*/false).norms;
     if (of_layer == nullptr) continue;
     KVRUN_RETURN_IF_ERROR(device_.Download(*of_layer, std::as_writable_bytes(std::span(norms))));
     KVRUN_RETURN_IF_ERROR(cache_->spaces().SetNorms(layer, norms));
@@ -142,7 +152,8 @@ Status OffloadedForwardPass::RunPart(const StepPart& part, std::span<const uint3
   const bool is_prompt = part.is_prompt && rows.size() > 1;
   KVRUN_RETURN_IF_ERROR(refresh_.CatchUp(is_prompt ? rows.first(1) : rows));
   if (!is_prompt) {
-    KVRUN_RETURN_IF_ERROR(refresh_.ChooseAgain(rows));
+    // It computes tokens again, which states cannot take.
+    if (states_.are_none()) KVRUN_RETURN_IF_ERROR(refresh_.ChooseAgain(rows));
     KVRUN_RETURN_IF_ERROR(RunDecode(rows, outputs, logits));
     refresh_.Note(rows);
     return Status::Ok();
@@ -166,7 +177,8 @@ Status OffloadedForwardPass::RunPrompt(std::span<const StepRow> rows, const Step
   KVRUN_RETURN_IF_ERROR(commands_.MakeGivenUp(device_));
   KVRUN_RETURN_IF_ERROR(DropKernelsOfOtherPhase(device_, cache_->plan()));
   KVRUN_RETURN_IF_ERROR(cache_->BeginPrefill(rows[0].sequence, rows[0].position));
-  KVRUN_ASSIGN_OR_RETURN(prefill_, OffloadedPrefill::Create(device_, commands_, *cache_, spill_.get()));
+  KVRUN_ASSIGN_OR_RETURN(prefill_,
+                         OffloadedPrefill::Create(device_, commands_, *cache_, states_, spill_.get()));
   return prefill_->Run(rows, progress);
 }
 
@@ -229,15 +241,18 @@ Result<std::unique_ptr<ForwardPass>> CreateOffloadedPass(const Model& model,
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<RecordCache> cache,
                          RecordCache::Create(device, options.plan, model.config.n_kv_layers(),
                                              std::move(options.stores), options.adapter.get()));
-  KVRUN_ASSIGN_OR_RETURN(StepCommands commands,
-                         StepCommands::Create(model.config, std::move(weights), device, BufferUse::kShared, options.plan.n_ctx));
+  KVRUN_ASSIGN_OR_RETURN(StepCommands commands, StepCommands::Create(model.config, std::move(weights), device,
+                                                                     BufferUse::kShared, options.plan.n_ctx));
+  KVRUN_ASSIGN_OR_RETURN(
+      LayerStates states,
+      LayerStates::Create(model.config, device, KvType::kF16, options.plan.n_sequences, options.plan.n_ctx));
   std::unique_ptr<SpillFile> spill;
   const uint64_t spill_bytes = PrefillSpill::SizeBytes(options.plan, model.config);
   if (spill_bytes > 0) {
     KVRUN_ASSIGN_OR_RETURN(spill, SpillFile::Create(std::move(options.spill), spill_bytes));
   }
-  auto pass =
-      std::make_unique<OffloadedForwardPass>(device, std::move(commands), std::move(cache), std::move(spill));
+  auto pass = std::make_unique<OffloadedForwardPass>(device, std::move(commands), std::move(cache),
+                                                     std::move(states), std::move(spill));
   KVRUN_RETURN_IF_ERROR(pass->Init(std::move(options.probe)));
   if (options.import != nullptr) KVRUN_RETURN_IF_ERROR(pass->Import(*options.import, options.n_import));
   return std::unique_ptr<ForwardPass>(std::move(pass));

@@ -25,25 +25,35 @@ class ResidentTile final : public LayerTiles {
 }  // namespace
 
 Result<std::unique_ptr<OffloadedPrefill>> OffloadedPrefill::Create(Device& device, StepCommands& commands,
-                                                                   RecordCache& cache, SpillFile* spill) {
+                                                                   RecordCache& cache,
+                                                                   const LayerStates& states,
+                                                                   SpillFile* spill) {
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<PromptStore> store, PromptStore::Create(device, commands, cache));
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<PrefillTiles> tiles,
                          PrefillTiles::Create(device, commands, cache.plan(), spill));
   return std::unique_ptr<OffloadedPrefill>(
-      new OffloadedPrefill(std::move(tiles), std::move(store), commands.config().n_kv_layers()));
+      new OffloadedPrefill(std::move(tiles), std::move(store), commands.config(), states));
 }
 
 Status OffloadedPrefill::Run(std::span<const StepRow> rows, const StepProgress& progress) {
   const auto end = static_cast<uint32_t>(rows[0].position + rows.size());
   store_->Begin({rows[0].sequence, rows[0].position, end}, *tiles_);
   KVRUN_RETURN_IF_ERROR(tiles_->Begin(rows));
-  for (uint32_t layer = 0; layer < n_layers_; ++layer) {
-    KVRUN_RETURN_IF_ERROR(tiles_->RunLayer(layer, rows, progress, *store_));
-    if (store_->learns() || store_->divides() || store_->observes()) tiles_->DropAttentionBuffers();
-    KVRUN_RETURN_IF_ERROR(store_->Index(layer));
+  uint32_t nth = 0;  // of those that keep growing KV
+  for (uint32_t layer = 0; layer < config_.n_layers; ++layer) {
+    const bool keeps_kv = config_.layers[layer].keeps_growing_kv();
+    KVRUN_RETURN_IF_ERROR(keeps_kv ? RunKvLayer(nth++, rows, progress)
+                                   : tiles_->RunStateLayer(layer, rows, progress, states_));
   }
   KVRUN_RETURN_IF_ERROR(tiles_->End());
   return store_->End();
+}
+
+Status OffloadedPrefill::RunKvLayer(uint32_t nth, std::span<const StepRow> rows,
+                                    const StepProgress& progress) {
+  KVRUN_RETURN_IF_ERROR(tiles_->RunLayer(nth, rows, progress, *store_));
+  if (store_->learns() || store_->divides() || store_->observes()) tiles_->DropAttentionBuffers();
+  return store_->Index(nth);
 }
 
 Status ImportPrompt(Device& device, const StepCommands& commands, RecordCache& cache, uint32_t sequence,

@@ -10,6 +10,7 @@
 #include "runtime/engine/offloaded/prefill_tiles.h"
 #include "runtime/engine/offloaded/prompt_store.h"
 #include "runtime/engine/pass/forward_pass.h"
+#include "runtime/engine/pass/layer_states.h"
 #include "runtime/engine/pass/step_commands.h"
 #include "runtime/engine/resident/resident_pass.h"
 #include "runtime/kv/serve/record_cache.h"
@@ -22,7 +23,8 @@ class OffloadedPrefill {
   // For one prompt: buffers live as long as this. `cache` is in its prefill phase. `spill` may be null where
   // nothing has to be put aside.
   static Result<std::unique_ptr<OffloadedPrefill>> Create(Device& device, StepCommands& commands,
-                                                          RecordCache& cache, SpillFile* spill);
+                                                          RecordCache& cache, const LayerStates& states,
+                                                          SpillFile* spill);
 
   // Rows: consecutive positions of one sequence, from the cache's length of it on. Afterwards the cache has
   // their entries.
@@ -31,12 +33,16 @@ class OffloadedPrefill {
   Result<PrefillTiles::Rows> LoadHidden(uint32_t row) { return tiles_->LoadHidden(row); }
 
  private:
-  OffloadedPrefill(std::unique_ptr<PrefillTiles> tiles, std::unique_ptr<PromptStore> store, uint32_t n_layers)
-      : tiles_(std::move(tiles)), store_(std::move(store)), n_layers_(n_layers) {}
+  OffloadedPrefill(std::unique_ptr<PrefillTiles> tiles, std::unique_ptr<PromptStore> store,
+                   const ModelConfig& config, const LayerStates& states)
+      : tiles_(std::move(tiles)), store_(std::move(store)), config_(config), states_(states) {}
+
+  Status RunKvLayer(uint32_t nth, std::span<const StepRow> rows, const StepProgress& progress);
 
   std::unique_ptr<PrefillTiles> tiles_;
   std::unique_ptr<PromptStore> store_;
-  uint32_t n_layers_;
+  const ModelConfig& config_;
+  const LayerStates& states_;
 };
 
 // In place of computing: the first `n_entries` of a sequence, which another pass has computed and keeps in

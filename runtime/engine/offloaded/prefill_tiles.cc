@@ -121,7 +121,7 @@ void PrefillTiles::DropAttentionBuffers() {
 
 AttentionArgs PrefillTiles::TileAttention(uint32_t layer, uint32_t n_rows, const StepPlace& place,
                                           uint32_t tile) const {
-  AttentionArgs attention = commands_.Attention(layer, n_rows, /*of_prompt=*/true);
+  AttentionArgs attention = commands_.Attention(ModelLayer(layer), n_rows, /*of_prompt=*/true, place);
   attention.qkv = place.qkv;
   attention.step = place.step;
   attention.angles = place.angles;
@@ -165,9 +165,10 @@ Status PrefillTiles::RunLayer(uint32_t layer, std::span<const StepRow> rows, con
   return ran;
 }
 
-Status PrefillTiles::AskProgress(uint32_t layer, const Chunk& chunk, const StepProgress& progress) const {
+Status PrefillTiles::AskProgress(uint32_t model_layer, const Chunk& chunk,
+                                 const StepProgress& progress) const {
   const uint64_t total = prompt_.end - prompt_.begin;
-  const uint64_t done = (layer * total + chunk.first_row) / commands_.config().n_kv_layers();
+  const uint64_t done = (model_layer * total + chunk.first_row) / commands_.config().n_layers;
   if (!progress || !progress(done, total)) return Status::Ok();
   return {StatusCode::kCancelled, fmt::format("cancelled after {} of {} tokens of the prompt", done, total)};
 }
@@ -191,11 +192,11 @@ Status PrefillTiles::RunFirstTile(uint32_t layer, std::span<const StepRow> rows,
   KVRUN_RETURN_IF_ERROR(sink.LoadEarlier(layer, 0, first_.get()));
   auto chunk = chunks_.begin();
   for (; chunk != chunks_.end() && chunk->tile == 0; ++chunk) {
-    KVRUN_RETURN_IF_ERROR(AskProgress(layer, *chunk, progress));
+    KVRUN_RETURN_IF_ERROR(AskProgress(ModelLayer(layer), *chunk, progress));
     KVRUN_RETURN_IF_ERROR(ComputeChunk(layer, *chunk, rows, sink));
   }
   // After a layer's last chunk comes the next layer's first.
-  if (chunk == chunks_.end() && layer + 1 < commands_.config().n_kv_layers()) {
+  if (chunk == chunks_.end() && !IsLast(ModelLayer(layer))) {
     KVRUN_RETURN_IF_ERROR(turns_.Bring(chunks_.front(), turns_.Of(chunks_.front()), &sink));
   }
   KVRUN_RETURN_IF_ERROR(turns_.FinishAll(&sink));
@@ -267,13 +268,13 @@ Result<PrefillTiles::ChunkLists*> PrefillTiles::ListsFor(uint32_t layer, const C
   const auto n_tapped = static_cast<uint32_t>(turn.tapped.size());
   const AttentionArgs attention = TileAttention(layer, chunk.n_rows, place, 0);
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> before, device_.CreateCommandList());
-  KVRUN_RETURN_IF_ERROR(commands_.BeforeAttention(*before, layer, chunk.n_rows, place));
+  KVRUN_RETURN_IF_ERROR(commands_.BeforeAttention(*before, ModelLayer(layer), chunk.n_rows, place));
   KVRUN_RETURN_IF_ERROR(before->RopeAndStore(attention));
   KVRUN_RETURN_IF_ERROR(sink.Tap(*before, {place.step, place.qkv, n_tapped, chunk.n_rows, chunk.skip_rows}));
   KVRUN_RETURN_IF_ERROR(before->Finish());
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> after, device_.CreateCommandList());
   KVRUN_RETURN_IF_ERROR(after->Attend(attention));
-  KVRUN_RETURN_IF_ERROR(commands_.AfterAttention(*after, layer, chunk.n_rows, place));
+  KVRUN_RETURN_IF_ERROR(commands_.AfterAttention(*after, ModelLayer(layer), chunk.n_rows, place));
   KVRUN_RETURN_IF_ERROR(after->Finish());
   lists_.push_back(
       {chunk.n_rows, chunk.skip_rows, n_tapped, place.hidden, std::move(before), std::move(after)});
@@ -285,7 +286,7 @@ Status PrefillTiles::RunBlock(uint32_t layer, std::span<const Chunk> chunks, std
   std::vector<BlockChunk> block;
   const auto attend_all = [&]() -> Status {
     for (const Chunk& chunk : chunks) {
-      KVRUN_RETURN_IF_ERROR(AskProgress(layer, chunk, progress));
+      KVRUN_RETURN_IF_ERROR(AskProgress(ModelLayer(layer), chunk, progress));
       const uint32_t tile_before = block.empty() ? 0 : block.back().chunk->tile;
       const Chunk* const next = &chunk != &chunks.back() ? &chunk + 1 : nullptr;
       block.push_back({&chunk, block_room_.qkv(block.size()), block_room_.TakeParts()});
@@ -307,7 +308,7 @@ Status PrefillTiles::RunBlock(uint32_t layer, std::span<const Chunk> chunks, std
   const Chunk* next = nullptr;
   if (&chunks.back() != &chunks_.back()) {
     next = &chunks.back() + 1;
-  } else if (layer + 1 < commands_.config().n_kv_layers()) {
+  } else if (!IsLast(ModelLayer(layer))) {
     next = &chunks_.front();
   }
   return FinishBlock(layer, block, next);
@@ -324,7 +325,9 @@ Status PrefillTiles::FinishBlock(uint32_t layer, std::span<const BlockChunk> blo
       StepPlace place = turn.place;
       place.attended = in_block.qkv;
       KVRUN_ASSIGN_OR_RETURN(lists.emplace_back(), device_.CreateCommandList());
-      KVRUN_RETURN_IF_ERROR(commands_.AfterAttention(*lists.back(), layer, chunk.n_rows, place));
+      // Its gate went with the queries of a later chunk.
+      KVRUN_RETURN_IF_ERROR(commands_.QueryGate(*lists.back(), ModelLayer(layer), chunk.n_rows, place));
+      KVRUN_RETURN_IF_ERROR(commands_.AfterAttention(*lists.back(), ModelLayer(layer), chunk.n_rows, place));
       KVRUN_RETURN_IF_ERROR(lists.back()->Finish());
       KVRUN_ASSIGN_OR_RETURN(turn.value, device_.Submit(*lists.back()));
       turn.is_running = turn.is_newer = true;
@@ -358,7 +361,7 @@ Status PrefillTiles::BeginChunk(uint32_t layer, BlockChunk& in_block, uint32_t t
   AttentionArgs attention = TileAttention(layer, chunk.n_rows, place, chunk.tile);
   attention.parts_after = in_block.parts;
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> queries, device_.CreateCommandList());
-  KVRUN_RETURN_IF_ERROR(commands_.BeforeAttention(*queries, layer, chunk.n_rows, place));
+  KVRUN_RETURN_IF_ERROR(commands_.BeforeAttention(*queries, ModelLayer(layer), chunk.n_rows, place));
   KVRUN_RETURN_IF_ERROR(queries->Finish());
   Status spilled_and_loaded = Beside(*queries, [&]() -> Status {
     if (tile_before > 0) KVRUN_RETURN_IF_ERROR(SpillLater(tile_before));
@@ -382,7 +385,7 @@ Status PrefillTiles::BeginChunk(uint32_t layer, BlockChunk& in_block, uint32_t t
 Status PrefillTiles::AttendRead(uint32_t layer, uint32_t first, const StepProgress& progress,
                                 std::span<BlockChunk> block, PrefillSink& sink) {
   const uint32_t n = std::min(tiling_.read_tiles, block.back().chunk->tile - first);
-  KVRUN_RETURN_IF_ERROR(AskProgress(layer, *block.back().chunk, progress));
+  KVRUN_RETURN_IF_ERROR(AskProgress(ModelLayer(layer), *block.back().chunk, progress));
   KVRUN_RETURN_IF_ERROR(ReadEarlier(layer, first, n, sink));
   return AttendEarlier(layer, first, n, block);
 }

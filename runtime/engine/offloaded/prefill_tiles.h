@@ -25,6 +25,7 @@
 #include "runtime/engine/offloaded/prefill_spill.h"
 #include "runtime/engine/offloaded/prefill_turns.h"
 #include "runtime/engine/pass/forward_pass.h"
+#include "runtime/engine/pass/layer_states.h"
 #include "runtime/engine/pass/step_commands.h"
 #include "runtime/kv/contracts/kv_index.h"
 #include "runtime/kv/plan/kv_plan.h"
@@ -40,8 +41,12 @@ class PrefillTiles final : public LayerTiles {
                                                       const KvPlan& plan, SpillFile* spill);
   // The prompt: consecutive positions of one sequence. Computes its embedding.
   Status Begin(std::span<const StepRow> rows);
+  // `layer`: of those that keep growing KV, here and below.
   Status RunLayer(uint32_t layer, std::span<const StepRow> rows, const StepProgress& progress,
                   PrefillSink& sink);
+  // A layer of another kind, of the model's.
+  Status RunStateLayer(uint32_t model_layer, std::span<const StepRow> rows, const StepProgress& progress,
+                       const LayerStates& states);
   // After the last layer. Hidden states stay.
   Status End();
   // Between layers: gives up what attention takes, and in plans of several tiles what feed-forward networks
@@ -90,7 +95,11 @@ class PrefillTiles final : public LayerTiles {
   void PlanChunks();
   Status RunTiles(uint32_t layer, std::span<const StepRow> rows, const StepProgress& progress,
                   PrefillSink& sink);
-  Status AskProgress(uint32_t layer, const Chunk& chunk, const StepProgress& progress) const;
+  Status AskProgress(uint32_t model_layer, const Chunk& chunk, const StepProgress& progress) const;
+  Status RunStateChunks(uint32_t model_layer, std::span<const StepRow> rows, const StepProgress& progress,
+                        const LayerStates& states);
+  uint32_t ModelLayer(uint32_t layer) const { return commands_.config().kv_layers[layer]; }
+  bool IsLast(uint32_t model_layer) const { return model_layer + 1 == commands_.config().n_layers; }
   // The first tile, from its first chunk on.
   Status RunFirstTile(uint32_t layer, std::span<const StepRow> rows, const StepProgress& progress,
                       PrefillSink& sink);

@@ -258,7 +258,18 @@ Status StepCommands::Qkv(CommandList& list, uint32_t layer, uint32_t n_rows, Buf
                                  .bias = weights.qkv_bias.get(),
                                  .n_tokens = n_rows,
                                  .output_stride = qkv_dim()}));
-  return Product(list, weights.query_gate,
+  return GateProduct(list, layer, n_rows);
+}
+
+Status StepCommands::QueryGate(CommandList& list, uint32_t layer, uint32_t n_rows,
+                               const StepPlace& place) const {
+  if (weights_->layers[layer].query_gate.empty()) return Status::Ok();
+  KVRUN_RETURN_IF_ERROR(AttentionNorm(list, layer, n_rows, *place.hidden, normed_.get()));
+  return GateProduct(list, layer, n_rows);
+}
+
+Status StepCommands::GateProduct(CommandList& list, uint32_t layer, uint32_t n_rows) const {
+  return Product(list, weights_->layers[layer].query_gate,
                  {.input = normed_.get(),
                   .output = query_gate_.get(),
                   .n_tokens = n_rows,

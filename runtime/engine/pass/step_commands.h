@@ -104,6 +104,8 @@ class StepCommands {
   Status AttentionNorms(CommandList& list, uint32_t layer, uint32_t later, uint32_t n_rows,
                         Buffer* later_out) const;
   Status Qkv(CommandList& list, uint32_t layer, uint32_t n_rows) const;
+  // Where queries have gates: those, once more, as Qkv computes them.
+  Status QueryGate(CommandList& list, uint32_t layer, uint32_t n_rows, const StepPlace& place) const;
   // Norm, and the product that a layer without attention begins with: float [n_rows, state_input_dim].
   Status StateInput(CommandList& list, uint32_t layer, uint32_t n_rows, const StepPlace& place) const;
   const Buffer* state_input() const { return state_input_.get(); }
@@ -147,6 +149,7 @@ class StepCommands {
   static Turns MakeTurns(const RopeConfig& rope, uint32_t n_ctx);
   static void WriteAngles(const Turns& turns, std::span<const StepRow> rows, Buffer* angles);
   Status Qkv(CommandList& list, uint32_t layer, uint32_t n_rows, Buffer* qkv) const;
+  Status GateProduct(CommandList& list, uint32_t layer, uint32_t n_rows) const;
   Status BlockOutput(CommandList& list, uint32_t layer, uint32_t n_rows, const StepPlace& place) const;
   Status FeedForward(CommandList& list, uint32_t layer, uint32_t n_rows, Buffer* hidden) const;
   Status Experts(CommandList& list, uint32_t layer, uint32_t n_rows, Buffer* hidden) const;

@@ -59,7 +59,8 @@ Status ResidentForwardPass::ClearSums() {
 }
 
 Status ResidentForwardPass::CreateScratch() {
-  if (commands_.config().n_kv_layers() == 0) return states_.MakeScratch(commands_);  // of a model that was cut
+  if (commands_.config().n_kv_layers() == 0)
+    return states_.MakeScratch(commands_);  // of a model that was cut
   uint64_t scratch_bytes = 0;
   for (uint32_t n = 1; n <= kChunkRows; ++n) {
     scratch_bytes =

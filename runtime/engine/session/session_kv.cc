@@ -172,8 +172,8 @@ Status KvPreparation::MakeFiles(OffloadedPassOptions* options) const {
     const uint32_t depth = RowStore::kQueueDepth;
     KVRUN_ASSIGN_OR_RETURN(rows_file, OpenKvFile(settings_.storage, FileUse::kIsKept, depth));
   }
-  KVRUN_ASSIGN_OR_RETURN(options->stores, MakeKvStores(options->plan, model_.config.n_kv_layers(), std::move(file),
-                                                       std::move(rows_file)));
+  KVRUN_ASSIGN_OR_RETURN(options->stores, MakeKvStores(options->plan, model_.config.n_kv_layers(),
+                                                       std::move(file), std::move(rows_file)));
   KVRUN_ASSIGN_OR_RETURN(options->spill, OpenKvFile(settings_.storage, FileUse::kIsKept));
   return Status::Ok();
 }
@@ -185,15 +185,6 @@ Result<OffloadedPassOptions> KvPreparation::MakeParts(KvPlan plan) && {
   KVRUN_RETURN_IF_ERROR(MakeFiles(&options));
   KVRUN_ASSIGN_OR_RETURN(options.adapter, std::move(adapter_).Take(options.plan));
   return options;
-}
-
-// Until prompts and tokens of these go through records too.
-Status CheckLayers(const ModelConfig& config, const KvPlan& plan) {
-  if (config.is_uniform() || IsPlainResident(plan)) return Status::Ok();
-  return {StatusCode::kUnsupported,
-          fmt::format("models with other layers than attention to the whole text ({}) keep their KV in memory, as f16 or "
-                      "f32: leave out --kv-method, --kv-budget and --kv-type",
-                      config.architecture)};
 }
 
 }  // namespace
@@ -234,7 +225,6 @@ Result<OffloadedPassOptions> PrepareOffloadedPass(const Model& model, const KvSe
   KvPreparation preparation(model, settings, layer_time);
   // First, as no folder is to be made for what cannot be had.
   KVRUN_ASSIGN_OR_RETURN(KvPlan plan, preparation.Plan(n_ctx, n_sequences));
-  KVRUN_RETURN_IF_ERROR(CheckLayers(model.config, plan));
   if (HasFiles(plan)) {
     KVRUN_ASSIGN_OR_RETURN(plan, preparation.PlanForFolder(std::move(plan)));
   }
