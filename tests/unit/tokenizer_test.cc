@@ -427,7 +427,8 @@ TEST(SentencePiece, LongWordsDoNotTakeQuadraticTime) {
 
 TEST(TokenizerFiles, UnknownKindsAreNamed) {
   GgufBuilder builder = Bpe("gpt-2");
-  ExpectRefused(Bpe("tekken"), StatusCode::kUnsupported, "\"tekken\"; kvrun knows gpt-2");
+  ExpectRefused(Bpe("no-such"), StatusCode::kUnsupported, "\"no-such\", a way to cut text into words");
+  ExpectRefused(Bpe("no-such"), StatusCode::kUnsupported, "(kvrun knows gpt-2, ");
   ExpectRefused(Bpe("default"), StatusCode::kUnsupported, "tokenizer.ggml.pre is \"default\"");
   builder.Erase("tokenizer.ggml.pre");
   ExpectRefused(builder, StatusCode::kUnsupported, "tokenizer.ggml.pre is missing");
