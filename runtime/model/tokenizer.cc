@@ -38,9 +38,7 @@ std::string FormRun(std::span<const TextPart> parts, size_t* at) {
   return run;
 }
 
-}  // namespace
-
-Result<std::unique_ptr<Tokenizer>> Tokenizer::Create(const GgufFile& file) {
+Result<std::unique_ptr<Tokenizer>> CreateOfKind(const GgufFile& file) {
   KVRUN_ASSIGN_OR_RETURN(const std::string_view model, file.String("tokenizer.ggml.model"));
   if (model == "gpt2") return CreateBpeTokenizer(file);
   if (model == "llama") return CreateSpmTokenizer(file);
@@ -49,6 +47,17 @@ Result<std::unique_ptr<Tokenizer>> Tokenizer::Create(const GgufFile& file) {
                 fmt::format("{}: tokenizer.ggml.model is \"{}\"; kvrun knows \"gpt2\" (byte-level BPE), "
                             "\"llama\" (SentencePiece) and \"gemma4\" (BPE of characters)",
                             file.name(), model));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Tokenizer>> Tokenizer::Create(const GgufFile& file) {
+  Result<std::unique_ptr<Tokenizer>> tokenizer = CreateOfKind(file);
+  if (tokenizer.ok() || tokenizer.status().code() != StatusCode::kNotFound) return tokenizer;
+  return Status(StatusCode::kNotFound,
+                tokenizer.status().message() +
+                    ", without which there is no tokenizer; convert the model again with a "
+                    "current converter, or name a file that has its vocabulary");
 }
 
 std::string Tokenizer::DecodeToken(TokenId id, bool show_special) const {

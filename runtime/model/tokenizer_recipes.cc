@@ -11,7 +11,7 @@ namespace kvrun {
 namespace {
 
 // Unicode's White_Space. PCRE2's own \s also takes U+180E, which no longer is one.
-constexpr std::string_view kSpaces =
+constexpr std::string_view kWhiteSpace =
     R"(\t-\r \x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
 
 // In all patterns <w> is, within a class, the whitespace characters; <s> is one of them, <S> any other
@@ -58,7 +58,7 @@ std::string Expand(std::string_view pattern, std::string_view digits = "", std::
   text = Replaced(std::move(text), "<sym>", R"([^<w>\p{L}\p{N}])");
   text = Replaced(std::move(text), "<s>", "[<w>]");
   text = Replaced(std::move(text), "<S>", "[^<w>]");
-  return Replaced(std::move(text), "<w>", kSpaces);
+  return Replaced(std::move(text), "<w>", kWhiteSpace);
 }
 
 enum class Patterns : uint8_t {
@@ -174,9 +174,9 @@ Result<PreTokenizerRecipe> FindPreTokenizerRecipe(std::string_view name) {
         StatusCode::kUnsupported,
         fmt::format(
             "tokenizer.ggml.pre is \"{}\", a way to cut text into words that kvrun does not know, and "
-            "a guess would silently spoil every answer; take a newer kvrun, or a model of another "
-            "family (kvrun knows {})",
-            name, fmt::join(PreTokenizerNames(), ", ")));
+            "a guess would silently spoil every answer; take a newer kvrun, or a model of a family "
+            "that kvrun's docs/tokenizers.md names",
+            name));
   }
   return PreTokenizerRecipe{PatternsOf(known->patterns), known->takes_whole_words,
                             known->adds_bos_by_default};
