@@ -53,7 +53,7 @@ TEST_P(VocabularyFiles, AreTokenizedWithAndShown) {
   std::istringstream lines(ReadFileOrDie(*path + ".out"));
   std::string texts = ReadFileOrDie(*path + ".inp");
   std::string line;
-  for (size_t n = 0; n < 20 && std::getline(lines, line); ++n) {
+  for (size_t n = 0; n < 12 && std::getline(lines, line); ++n) {
     const std::string text = texts.substr(0, texts.find(separator));
     texts.erase(0, text.size() + separator.size());
     const ProgramResult result = RunOn("tokenize", *path, {"-p", text});
@@ -70,8 +70,7 @@ TEST_P(VocabularyFiles, AreTokenizedWithAndShown) {
   EXPECT_EQ(json["vocabulary"]["tokens"], json["n_vocab"]);
   EXPECT_TRUE(json["vocabulary"]["eos"].is_number());
   EXPECT_FALSE(json["vocabulary"]["ends"].empty());
-  for (const char* command : {"run", "chat"})
-    ExpectRefusal(RunOn(command, *path, {"-p", "x"}), "it holds no tensors");
+  ExpectRefusal(RunOn("run", *path, {"-p", "x"}), "it holds no tensors");
 }
 
 INSTANTIATE_TEST_SUITE_P(All, VocabularyFiles, ::testing::Values("gpt-2", "llama-bpe", "llama-spm", "qwen2"),
@@ -94,11 +93,12 @@ TEST(Vocabulary, WithoutWeightsIsEnoughToTokenize) {
   EXPECT_TRUE(shown.out.starts_with("holds                     a vocabulary alone"));
   EXPECT_NE(shown.out.find("  tokens                  300\n"), std::string::npos) << shown.out;
   EXPECT_NE(shown.out.find("cannot be run"), std::string::npos);
-  for (const char* command : {"run", "bench", "eval", "logits"}) {
-    const ProgramResult refused = RunOn(command, bare, {"-f", "/dev/null"});
-    EXPECT_NE(refused.exit_code, 0) << command;
+  for (const std::string command : {"run", "chat", "bench", "eval"}) {
+    const std::vector<std::string> text = {"-f", bare};
+    const ProgramResult refused =
+        RunOn(command, bare, command == "bench" ? std::vector<std::string>() : text);
+    ExpectRefusal(refused, "bare.gguf: it holds no tensors");
   }
-  ExpectRefusal(RunOn("run", bare, {"-p", "x"}), "bare.gguf: it holds no tensors");
 }
 
 TEST(Vocabulary, OfAModelThatIsNotRunComesWithANote) {
