@@ -79,7 +79,7 @@ TEST(CliInfo, ShowsAVocabularyAlone) {
       "holds                     a vocabulary alone, no weights: kvrun tokenize takes it\n"))
       << result.out;
   EXPECT_PRED2(Contains, result.out,
-               "vocabulary  \n  bos                     256\n  tokens                  259\n");
+               "vocabulary\n  bos                     256\n  tokens                  259\n");
   EXPECT_PRED2(Contains, result.out, "cannot be run             words: it holds no tensors\n");
   for (const char* absent : {"null", "tensor_types", "parameters", "merges", "KV"}) {
     EXPECT_FALSE(Contains(result.out, absent)) << absent;

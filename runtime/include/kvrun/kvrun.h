@@ -142,9 +142,9 @@ KVRUN_API void kvrun_model_close(kvrun_model* model);
  * before are null)}), chat_form (null if unknown), sampling
  * {temperature, top_k (0: off), top_p, min_p: what the file advises, null for each that it does not; ignored
  * [..], if there is any: advice that cannot be used, and why}, tensor_types {type: count} (empty: the file is
- * a vocabulary alone), parameters, kv_bytes_per_token (f16), kv_bytes (f16, at `context` tokens; 0 = n_ctx_train), context, unsupported (null;
- * of a file that no engine can compute, why not: then what it does not say is null, as are rope, kv_bytes and
- * kv_bytes_per_token, and nothing is checked). */
+ * a vocabulary alone), parameters, kv_bytes_per_token (f16), kv_bytes (f16, at `context` tokens; 0 =
+ * n_ctx_train), context, unsupported (null; of a file that no engine can compute, why not: then what it does
+ * not say is null, as are rope, kv_bytes and kv_bytes_per_token, and nothing is checked). */
 KVRUN_API kvrun_status kvrun_model_info_json(const kvrun_model* model, uint32_t context, char** json);
 
 KVRUN_API uint32_t kvrun_model_vocab_size(const kvrun_model* model);
