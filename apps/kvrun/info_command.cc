@@ -45,6 +45,22 @@ void LeaveOutUnknown(Json* info) {
   *info = known;
 }
 
+// Of a file that no engine can compute. The counts of what a vocabulary alone does not have say nothing.
+void ShowWhatItHolds(Json* shown) {
+  LeaveOutUnknown(shown);
+  if (!shown->contains("vocabulary")) return;
+  Json& vocabulary = (*shown)["vocabulary"];
+  LeaveOutUnknown(&vocabulary);
+  if (vocabulary.contains("ends")) vocabulary["ends"] = DumpJson(vocabulary["ends"]);
+  if (!shown->value("tensor_types", Json()).empty()) return;
+  const bool usable = !vocabulary.contains("unusable");
+  Json all = {{"holds", usable ? "a vocabulary alone, no weights: kvrun tokenize takes it"
+                               : "a vocabulary alone, no weights"}};
+  for (const char* key : {"tensor_types", "parameters"}) shown->erase(key);
+  all.update(*shown);
+  *shown = all;
+}
+
 // The library's object as it is, with the two sizes in bytes made readable and f32 beside f16.
 std::string InfoText(const Json& info) {
   Json shown = info;
@@ -55,8 +71,10 @@ std::string InfoText(const Json& info) {
   if (shown.contains("sampling")) LeaveOutUnknown(&shown["sampling"]);
   if (shown.value("sampling", Json()).empty()) shown.erase("sampling");
   if (shown.value("chat_form", Json()).is_null()) shown["chat_form"] = "unknown: --chat cannot be used";
-  if (!refusal.is_null()) {
-    LeaveOutUnknown(&shown);
+  if (refusal.is_null()) {
+    shown.erase("vocabulary");
+  } else {
+    ShowWhatItHolds(&shown);
     shown["cannot be run"] = refusal;
   }
   ClipTexts(&shown);

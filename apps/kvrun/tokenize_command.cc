@@ -28,6 +28,16 @@ std::string IdLine(const std::vector<int32_t>& ids) {
   return line + "\n";
 }
 
+// Ids are of use all the same: to count them, or to another program.
+void NoteThatItIsNotRun(const Model& model) {
+  const Json info = ModelInfo(model);
+  const Json refusal = info.value("unsupported", Json());
+  const bool has_weights = !info.value("tensor_types", Json()).empty();
+  if (has_weights && refusal.is_string()) {
+    PrintMessage("note: kvrun does not run this model: " + refusal.get<std::string>());
+  }
+}
+
 int TokenizeText(const TokenizeOptions& options) {
   const bool has_prompt = !options.prompt.empty() || options.set->OnCommandLine("--prompt");
   CheckTextNames(options.files);
@@ -41,6 +51,7 @@ int TokenizeText(const TokenizeOptions& options) {
   PromptForm form;
   form.parse_special = options.special;
   NoteLostBytes(model, form, text, "the text");
+  NoteThatItIsNotRun(model);
   WriteStdout(options.shared.json ? JsonLine({{"tokens", ids}}) : IdLine(ids));
   return 0;
 }

@@ -44,6 +44,36 @@ Json TokenizerInfo(const GgufFile& file) {
   return info;
 }
 
+// What the file's vocabulary holds, and how it is used where kvrun can. Null where the file has none.
+Json VocabularyInfo(const Model& model) {
+  const GgufFile& file = *model.file;
+  const auto texts = file.Strings("tokenizer.ggml.tokens");
+  if (!texts.ok()) return nullptr;
+  const auto merges = file.Strings("tokenizer.ggml.merges");
+  std::map<int32_t, uint64_t> counts;
+  if (const auto types = file.Ints("tokenizer.ggml.token_type"); types.ok()) {
+    for (const int32_t type : *types) ++counts[type];
+  }
+  Json info = {{"tokens", texts->size()}, {"merges", merges.ok() ? Json(merges->size()) : Json()},
+               {"control", counts[3]},    {"user_defined", counts[4]},
+               {"byte", counts[6]},       {"bos", nullptr},
+               {"eos", nullptr},          {"adds_bos", nullptr},
+               {"ends", nullptr},         {"unusable", nullptr}};
+  const Tokenizer* tokenizer = model.tokenizer.get();
+  if (tokenizer == nullptr) {
+    info["unusable"] = model.tokenizer_status.message();
+    return info;
+  }
+  if (tokenizer->bos() >= 0) info["bos"] = tokenizer->bos();
+  if (tokenizer->eos() >= 0) info["eos"] = tokenizer->eos();
+  info["adds_bos"] = tokenizer->adds_bos();
+  info["ends"] = Json::array();
+  for (uint32_t id = 0; id < tokenizer->n_vocab(); ++id) {
+    if (tokenizer->IsEndOfGeneration(static_cast<TokenId>(id))) info["ends"].push_back(id);
+  }
+  return info;
+}
+
 // What the makers of a file advise to sample with, by the keys that llama.cpp writes.
 struct SamplingKey {
   const char* name;
@@ -122,6 +152,7 @@ Json ModelInfo(const Model& model, uint32_t context) {
           {"sliding_window", config.sliding_window == 0 ? Json() : Json(config.sliding_window)},
           {"rope", if_computable(RopeInfo(config.rope))},
           {"tokenizer", TokenizerInfo(*model.file)},
+          {"vocabulary", VocabularyInfo(model)},
           {"chat_form", chat_form},
           {"sampling", SamplingInfo(*model.file)},
           {"tensor_types", types},

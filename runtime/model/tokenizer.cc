@@ -7,6 +7,7 @@
 
 #include "runtime/model/tokenizer_base.h"
 #include "runtime/model/tokenizer_bpe.h"
+#include "runtime/model/tokenizer_character_bpe.h"
 #include "runtime/model/tokenizer_spm.h"
 #include "runtime/model/tokenizer_text.h"
 
@@ -26,6 +27,10 @@ bool IsMark(std::string_view text) {
   });
 }
 
+std::string_view WithoutLeadingSpace(std::string_view text) {
+  return text.substr(std::min(text.find_first_not_of(" \t\n\v\f\r"), text.size()));
+}
+
 // The form's parts from *at on, which is moved behind them.
 std::string FormRun(std::span<const TextPart> parts, size_t* at) {
   std::string run;
@@ -33,16 +38,26 @@ std::string FormRun(std::span<const TextPart> parts, size_t* at) {
   return run;
 }
 
-}  // namespace
-
-Result<std::unique_ptr<Tokenizer>> Tokenizer::Create(const GgufFile& file) {
+Result<std::unique_ptr<Tokenizer>> CreateOfKind(const GgufFile& file) {
   KVRUN_ASSIGN_OR_RETURN(const std::string_view model, file.String("tokenizer.ggml.model"));
   if (model == "gpt2") return CreateBpeTokenizer(file);
   if (model == "llama") return CreateSpmTokenizer(file);
+  if (model == "gemma4") return CreateCharacterBpeTokenizer(file);
   return Status(StatusCode::kUnsupported,
-                fmt::format("{}: tokenizer.ggml.model is \"{}\"; kvrun knows \"gpt2\" (byte-level BPE) and "
-                            "\"llama\" (SentencePiece)",
+                fmt::format("{}: tokenizer.ggml.model is \"{}\"; kvrun knows \"gpt2\" (byte-level BPE), "
+                            "\"llama\" (SentencePiece) and \"gemma4\" (BPE of characters)",
                             file.name(), model));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Tokenizer>> Tokenizer::Create(const GgufFile& file) {
+  Result<std::unique_ptr<Tokenizer>> tokenizer = CreateOfKind(file);
+  if (tokenizer.ok() || tokenizer.status().code() != StatusCode::kNotFound) return tokenizer;
+  return Status(StatusCode::kNotFound,
+                tokenizer.status().message() +
+                    ", without which there is no tokenizer; convert the model again with a "
+                    "current converter, or name a file that has its vocabulary");
 }
 
 std::string Tokenizer::DecodeToken(TokenId id, bool show_special) const {
@@ -81,14 +96,17 @@ Result<uint64_t> TokenizerBase::CountLostBytes(std::string_view text, const Enco
 Status TokenizerBase::EncodeFragments(std::string_view text, std::span<const TextFragment> fragments,
                                       std::span<const TokenId> barred, EncodedText* encoded) const {
   bool first = true;
+  bool strip = false;
   for (const TextFragment& fragment : fragments) {
     if (fragment.token >= 0) {
       encoded->ids.push_back(fragment.token);
     } else {
-      KVRUN_RETURN_IF_ERROR(
-          EncodePlain(text.substr(fragment.begin, fragment.end - fragment.begin), first, barred, encoded));
+      std::string_view plain = text.substr(fragment.begin, fragment.end - fragment.begin);
+      if (strip) plain = WithoutLeadingSpace(plain);
+      if (!plain.empty()) KVRUN_RETURN_IF_ERROR(EncodePlain(plain, first, barred, encoded));
     }
     first = fragment.token >= 0;
+    strip = vocab_.StripsAfter(fragment.token);
   }
   return Status::Ok();
 }
@@ -102,7 +120,9 @@ Result<std::vector<TokenId>> TokenizerBase::EncodeParts(std::span<const TextPart
   EncodedText encoded;
   std::string plain;  // since the last token of the form
   const auto encode_plain = [&] {
-    const Status status = EncodeFragments(plain, specials_.Partition(plain, false, barred), barred, &encoded);
+    std::string_view text = plain;
+    if (!encoded.ids.empty() && vocab_.StripsAfter(encoded.ids.back())) text = WithoutLeadingSpace(text);
+    const Status status = EncodeFragments(text, specials_.Partition(text, false, barred), barred, &encoded);
     plain.clear();
     return status;
   };
@@ -153,7 +173,7 @@ void TokenizerBase::AppendToken(TokenId id, bool show_special, std::string* byte
     case TokenType::kUnknown:
       if (show_special) *bytes += vocab_.text(id);
       return;
-    case TokenType::kUserDefined: *bytes += vocab_.text(id); return;
+    case TokenType::kUserDefined: AppendUserDefined(id, bytes); return;
     case TokenType::kUnused: return;
     default: AppendPlain(id, bytes);
   }

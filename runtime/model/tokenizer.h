@@ -1,7 +1,8 @@
 // Text to token ids and back, with the vocabulary of a GGUF file.
 //
-// Two families: byte-level BPE (tokenizer.ggml.model "gpt2") with the pre-tokenizers gpt2, smollm, llama-bpe
-// and qwen2 (tokenizer.ggml.pre), and SentencePiece-style "llama" (scores, byte fall-back).
+// Three families (tokenizer.ggml.model): byte-level BPE ("gpt2") with the pre-tokenizers of
+// tokenizer_recipes.cc (tokenizer.ggml.pre), SentencePiece-style "llama" (scores, byte fall-back), and
+// "gemma4", whose BPE merges characters.
 #pragma once
 
 #include <cstdint>

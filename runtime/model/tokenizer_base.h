@@ -44,6 +44,8 @@ class TokenizerBase : public Tokenizer {
   virtual Status EncodePlain(std::string_view text, bool first, std::span<const TokenId> barred,
                              EncodedText* encoded) const = 0;
   virtual bool SaysEveryByte() const = 0;
+  // Appends the bytes of a user-defined token.
+  virtual void AppendUserDefined(TokenId id, std::string* bytes) const { *bytes += vocab_.text(id); }
   // Appends the bytes of a token that is neither control, unknown, user-defined nor unused.
   virtual void AppendPlain(TokenId id, std::string* bytes) const = 0;
   virtual bool RemovesLeadingSpace() const = 0;

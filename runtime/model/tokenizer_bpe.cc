@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "runtime/model/tokenizer_base.h"
+#include "runtime/model/tokenizer_character_bpe.h"
 #include "runtime/model/tokenizer_merges.h"
 #include "runtime/model/tokenizer_pretokenize.h"
 #include "runtime/model/tokenizer_text.h"
@@ -91,6 +92,7 @@ Result<std::string_view> PreTokenizerName(const GgufFile& file) {
 
 Result<std::unique_ptr<Tokenizer>> CreateBpeTokenizer(const GgufFile& file) {
   KVRUN_ASSIGN_OR_RETURN(const std::string_view name, PreTokenizerName(file));
+  if (name == "gemma4") return CreateCharacterBpeTokenizer(file);
   Result<std::unique_ptr<PreTokenizer>> pre_tokenizer = PreTokenizer::Create(name);
   if (!pre_tokenizer.ok()) return pre_tokenizer.status().WithContext(file.name());
   VocabDefaults defaults;

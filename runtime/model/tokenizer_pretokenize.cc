@@ -8,71 +8,11 @@
 #include <array>
 #include <span>
 
+#include "runtime/model/tokenizer_recipes.h"
 #include "runtime/model/tokenizer_text.h"
 
 namespace kvrun {
 namespace {
-
-// Unicode's White_Space. PCRE2's own \s also takes U+180E, which no longer is one.
-constexpr std::string_view kSpace =
-    R"(\t-\r \x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
-
-struct Recipe {
-  std::vector<std::string> patterns;
-  bool takes_whole_words = false;
-  bool adds_bos_by_default = false;
-};
-
-// In these, <s> is a whitespace character, <S> any other, <sym> neither space nor letter nor digit.
-constexpr std::string_view kGpt2Pattern =
-    R"('(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}+| ?<sym>+|<s>+(?!<S>)|<s>+)";
-constexpr std::string_view kLlama3Pattern =
-    R"('(?:[sS]|[tT]|[rR][eE]|[vV][eE]|[mM]|[lL][lL]|[dD])|[^\r\n\p{L}\p{N}]?\p{L}+|<digits>)"
-    R"(| ?<sym>+[\r\n]*|<s>*[\r\n]+|<s>+(?!<S>)|<s>+)";
-
-std::string Replaced(std::string text, std::string_view what, std::string_view with) {
-  for (size_t at = text.find(what); at != std::string::npos; at = text.find(what, at + with.size())) {
-    text.replace(at, what.size(), with);
-  }
-  return text;
-}
-
-std::string Expand(std::string_view pattern, std::string_view digits) {
-  std::string text = Replaced(std::string(pattern), "<digits>", digits);
-  text = Replaced(std::move(text), "<sym>", fmt::format(R"([^{}\p{{L}}\p{{N}}])", kSpace));
-  text = Replaced(std::move(text), "<s>", fmt::format("[{}]", kSpace));
-  return Replaced(std::move(text), "<S>", fmt::format("[^{}]", kSpace));
-}
-
-Recipe Gpt2Recipe() { return {{Expand(kGpt2Pattern, "")}, false, false}; }
-Recipe SmolLmRecipe() { return {{R"(\p{N})", Expand(kGpt2Pattern, "")}, false, false}; }
-Recipe Llama3Recipe() { return {{Expand(kLlama3Pattern, R"(\p{N}{1,3})")}, true, true}; }
-Recipe Qwen2Recipe() { return {{Expand(kLlama3Pattern, R"(\p{N})")}, false, false}; }
-
-struct NamedRecipe {
-  std::string_view name;
-  Recipe (*recipe)();
-};
-
-constexpr auto kRecipes = std::to_array<NamedRecipe>({
-    {"gpt-2", Gpt2Recipe},
-    {"gpt2", Gpt2Recipe},
-    {"smollm", SmolLmRecipe},
-    {"llama-bpe", Llama3Recipe},
-    {"llama3", Llama3Recipe},
-    {"llama-v3", Llama3Recipe},
-    {"qwen2", Qwen2Recipe},
-    {"deepseek-r1-qwen", Qwen2Recipe},
-});
-
-std::string KnownNames() {
-  std::string names;
-  for (const NamedRecipe& known : kRecipes) {
-    if (!names.empty()) names += ", ";
-    names += known.name;
-  }
-  return names;
-}
 
 std::string PcreMessage(int code) {
   std::array<PCRE2_UCHAR, 160> message{};
@@ -193,13 +133,7 @@ PreTokenizer::PreTokenizer() = default;
 PreTokenizer::~PreTokenizer() = default;
 
 Result<std::unique_ptr<PreTokenizer>> PreTokenizer::Create(std::string_view name) {
-  const auto* known =
-      std::find_if(kRecipes.begin(), kRecipes.end(), [&](const NamedRecipe& r) { return r.name == name; });
-  if (known == kRecipes.end()) {
-    return Status(StatusCode::kUnsupported,
-                  fmt::format("tokenizer.ggml.pre is \"{}\"; kvrun knows {}", name, KnownNames()));
-  }
-  const Recipe recipe = known->recipe();
+  KVRUN_ASSIGN_OR_RETURN(const PreTokenizerRecipe recipe, FindPreTokenizerRecipe(name));
   std::unique_ptr<PreTokenizer> result(new PreTokenizer());
   for (const std::string& source : recipe.patterns) {
     KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<Pattern> pattern, Pattern::Compile(source));

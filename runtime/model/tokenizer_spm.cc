@@ -3,18 +3,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <utility>
 
 #include "runtime/model/tokenizer_base.h"
+#include "runtime/model/tokenizer_bytes.h"
 #include "runtime/model/tokenizer_text.h"
 
 namespace kvrun {
 namespace {
 
 constexpr std::string_view kScoresKey = "tokenizer.ggml.scores";
-constexpr std::string_view kSpaceMark = "\xe2\x96\x81";  // U+2581
 
 // Where the word that starts at `begin` ends: before the first space mark that follows another character.
 size_t WordEnd(std::string_view text, size_t begin) {
@@ -27,23 +26,25 @@ size_t WordEnd(std::string_view text, size_t begin) {
 class SpmTokenizer final : public TokenizerBase {
  public:
   SpmTokenizer(Vocab vocab, std::vector<float> scores, bool adds_space)
-      : TokenizerBase(std::move(vocab)), scores_(std::move(scores)), adds_space_(adds_space) {
-    for (unsigned byte = 0; byte < 256; ++byte) byte_tokens_[byte] = FindByte(static_cast<uint8_t>(byte));
+      : TokenizerBase(std::move(vocab)),
+        scores_(std::move(scores)),
+        adds_space_(adds_space),
+        byte_tokens_(this->vocab()) {
     for (TokenId id = 0; this->vocab().Contains(id) && spaces_start_words_; ++id) {
       const std::string_view text = this->vocab().text(id);
       if (this->vocab().IsPlain(id) && !text.empty()) spaces_start_words_ = WordEnd(text, 0) == text.size();
     }
   }
 
-  bool CanSayEveryByte() const {
-    return std::all_of(byte_tokens_.begin(), byte_tokens_.end(), [](TokenId id) { return id >= 0; });
-  }
+  bool CanSayEveryByte() const { return byte_tokens_.has_all(); }
 
  protected:
   Status EncodePlain(std::string_view text, bool first, std::span<const TokenId> barred,
                      EncodedText* encoded) const override;
   bool SaysEveryByte() const override { return CanSayEveryByte(); }
   void AppendPlain(TokenId id, std::string* bytes) const override;
+  // Older files of Gemma spell their runs of spaces with marks.
+  void AppendUserDefined(TokenId id, std::string* bytes) const override { AppendPlain(id, bytes); }
   bool RemovesLeadingSpace() const override { return adds_space_; }
 
  private:
@@ -72,7 +73,6 @@ class SpmTokenizer final : public TokenizerBase {
   };
 
   TokenId FindPlain(std::string_view text, std::span<const TokenId> barred = {}) const;
-  TokenId FindByte(uint8_t byte) const;
   void Push(uint32_t left, Work* work) const;
   void MergeAll(Work* work) const;
   void EncodeWord(std::string_view word, Work* work, EncodedText* encoded) const;
@@ -81,7 +81,7 @@ class SpmTokenizer final : public TokenizerBase {
   std::vector<float> scores_;
   bool adds_space_;
   bool spaces_start_words_ = true;  // no token has a space mark after another character: none spans two words
-  std::array<TokenId, 256> byte_tokens_{};  // -1 where the vocabulary lacks one
+  ByteTokens byte_tokens_;
 };
 
 TokenId SpmTokenizer::FindPlain(std::string_view text, std::span<const TokenId> barred) const {
@@ -89,13 +89,6 @@ TokenId SpmTokenizer::FindPlain(std::string_view text, std::span<const TokenId> 
   const TokenId id = vocab().Find(text);
   if (id < 0 || !vocab().IsPlain(id)) return -1;
   return std::find(barred.begin(), barred.end(), id) == barred.end() ? id : -1;
-}
-
-TokenId SpmTokenizer::FindByte(uint8_t byte) const {
-  const TokenId id = vocab().Find(fmt::format("<0x{:02X}>", byte));
-  if (id >= 0 && vocab().type(id) == TokenType::kByte) return id;
-  const char character = static_cast<char>(byte);
-  return FindPlain({&character, 1});
 }
 
 void SpmTokenizer::Push(uint32_t left, Work* work) const {
@@ -135,8 +128,7 @@ void SpmTokenizer::AppendIds(std::string_view symbol, std::span<const TokenId> b
     encoded->ids.push_back(whole);
     return;
   }
-  const auto token_of = [this](char byte) { return byte_tokens_[static_cast<uint8_t>(byte)]; };
-  if (std::any_of(symbol.begin(), symbol.end(), [&](char byte) { return token_of(byte) < 0; })) {
+  if (std::any_of(symbol.begin(), symbol.end(), [&](char byte) { return byte_tokens_.of(byte) < 0; })) {
     // Create has seen to it that there is one. Where a file names another kind of token as the unknown one,
     // such as the end of the text, it is not for a text to write.
     const TokenId unknown = vocab().unknown();
@@ -146,7 +138,7 @@ void SpmTokenizer::AppendIds(std::string_view symbol, std::span<const TokenId> b
     encoded->lost_bytes += symbol.size();
     return;
   }
-  for (const char byte : symbol) encoded->ids.push_back(token_of(byte));
+  for (const char byte : symbol) encoded->ids.push_back(byte_tokens_.of(byte));
 }
 
 void SpmTokenizer::EncodeWord(std::string_view word, Work* work, EncodedText* encoded) const {
@@ -167,16 +159,8 @@ void SpmTokenizer::EncodeWord(std::string_view word, Work* work, EncodedText* en
 
 Status SpmTokenizer::EncodePlain(std::string_view text, bool first, std::span<const TokenId> barred,
                                  EncodedText* encoded) const {
-  std::string marked;
-  marked.reserve(text.size() + text.size() / 2 + kSpaceMark.size());
-  if (first && adds_space_) marked += kSpaceMark;
-  for (const char c : text) {
-    if (c == ' ') {
-      marked += kSpaceMark;
-    } else {
-      marked += c;
-    }
-  }
+  std::string marked = WithSpacesMarked(text);
+  if (first && adds_space_) marked.insert(0, kSpaceMark);
   Work work;
   work.barred = barred;
   const std::string_view all = marked;
@@ -189,16 +173,10 @@ Status SpmTokenizer::EncodePlain(std::string_view text, bool first, std::span<co
 }
 
 void SpmTokenizer::AppendPlain(TokenId id, std::string* bytes) const {
-  const std::string_view text = vocab().text(id);
   if (vocab().type(id) == TokenType::kByte) {
-    const auto found = std::find(byte_tokens_.begin(), byte_tokens_.end(), id);
-    if (found != byte_tokens_.end()) *bytes += static_cast<char>(found - byte_tokens_.begin());
-    return;
-  }
-  for (size_t at = 0; at < text.size();) {
-    const bool space = text.substr(at, kSpaceMark.size()) == kSpaceMark;
-    *bytes += space ? ' ' : text[at];
-    at += space ? kSpaceMark.size() : 1;
+    byte_tokens_.Append(id, bytes);
+  } else {
+    AppendWithMarksAsSpaces(vocab().text(id), bytes);
   }
 }
 
@@ -219,7 +197,9 @@ Result<std::vector<float>> LoadScores(const GgufFile& file, size_t n_vocab) {
 }  // namespace
 
 Result<std::unique_ptr<Tokenizer>> CreateSpmTokenizer(const GgufFile& file) {
-  const VocabDefaults defaults = {.add_bos = true, .bos = 1, .eos = 2, .unknown = 0};
+  VocabDefaults defaults = {.add_bos = true, .bos = 1, .eos = 2, .unknown = 0};
+  KVRUN_ASSIGN_OR_RETURN(const std::string_view architecture, file.StringOr("general.architecture", ""));
+  defaults.strips_after_control = architecture == "phi3";
   KVRUN_ASSIGN_OR_RETURN(Vocab vocab, Vocab::Load(file, defaults));
   KVRUN_ASSIGN_OR_RETURN(std::vector<float> scores, LoadScores(file, vocab.size()));
   KVRUN_ASSIGN_OR_RETURN(const bool adds_space, file.BoolOr("tokenizer.ggml.add_space_prefix", true));

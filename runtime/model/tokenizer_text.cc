@@ -27,6 +27,27 @@ SecondByteRange RangeAfter(uint8_t lead) {
 
 }  // namespace
 
+std::string WithSpacesMarked(std::string_view text) {
+  std::string marked;
+  marked.reserve(text.size() + text.size() / 2);
+  for (const char c : text) {
+    if (c == ' ') {
+      marked += kSpaceMark;
+    } else {
+      marked += c;
+    }
+  }
+  return marked;
+}
+
+void AppendWithMarksAsSpaces(std::string_view marked, std::string* text) {
+  for (size_t at = 0; at < marked.size();) {
+    const bool space = marked.substr(at, kSpaceMark.size()) == kSpaceMark;
+    *text += space ? ' ' : marked[at];
+    at += space ? kSpaceMark.size() : 1;
+  }
+}
+
 size_t Utf8CharacterBytes(std::string_view text, size_t position) {
   const uint8_t lead = ByteAt(text, position);
   if (lead < 0x80) return 1;

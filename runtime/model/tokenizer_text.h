@@ -1,4 +1,5 @@
-// What the tokenizers need to know of UTF-8 and of byte-level BPE's alphabet. Internal to the tokenizers.
+// What the tokenizers need to know of UTF-8, SentencePiece's spaces and byte-level BPE's alphabet. Internal
+// to the tokenizers.
 #pragma once
 
 #include <array>
@@ -8,6 +9,11 @@
 #include <string_view>
 
 namespace kvrun {
+
+inline constexpr std::string_view kSpaceMark = "\xe2\x96\x81";  // U+2581: SentencePiece's space
+
+std::string WithSpacesMarked(std::string_view text);
+void AppendWithMarksAsSpaces(std::string_view marked, std::string* text);
 
 // Bytes of the well-formed UTF-8 character (RFC 3629) that starts at `position`, or 0 where none does.
 size_t Utf8CharacterBytes(std::string_view text, size_t position);

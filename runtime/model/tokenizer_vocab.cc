@@ -15,14 +15,26 @@ constexpr std::string_view kTypesKey = "tokenizer.ggml.token_type";
 constexpr size_t kMaxTokens = size_t{1} << 24;
 
 constexpr std::string_view kEndOfGenerationTexts[] = {
-    "<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>",
-    "<|eom_id|>", "</s>",       "<end_of_turn>", "<|end|>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|eom_id|>",
+    "</s>",
+    "<end_of_turn>",
+    "<|end|>",
+    "<end_of_utterance>",
+    "<turn|>",
+    "<|return|>",
+    "<|call|>",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>",
 };
 
 }  // namespace
 
 Result<Vocab> Vocab::Load(const GgufFile& file, const VocabDefaults& defaults) {
   Vocab vocab;
+  vocab.strips_after_control_ = defaults.strips_after_control;
   KVRUN_RETURN_IF_ERROR(vocab.LoadTexts(file));
   KVRUN_RETURN_IF_ERROR(vocab.LoadTypes(file));
   KVRUN_RETURN_IF_ERROR(vocab.LoadSpecials(file, defaults));
@@ -96,6 +108,7 @@ Status Vocab::LoadSpecials(const GgufFile& file, const VocabDefaults& defaults) 
   KVRUN_ASSIGN_OR_RETURN(unknown_, SpecialId(file, "tokenizer.ggml.unknown_token_id",
                                              if_of_type(defaults.unknown, TokenType::kUnknown)));
   KVRUN_ASSIGN_OR_RETURN(add_bos_, file.BoolOr("tokenizer.ggml.add_bos_token", defaults.add_bos));
+  if (defaults.must_add_bos) add_bos_ = true;
   KVRUN_ASSIGN_OR_RETURN(add_eos_, file.BoolOr("tokenizer.ggml.add_eos_token", false));
   KVRUN_ASSIGN_OR_RETURN(const TokenId end_of_turn, SpecialId(file, "tokenizer.ggml.eot_token_id", -1));
   KVRUN_ASSIGN_OR_RETURN(const TokenId end_of_message, SpecialId(file, "tokenizer.ggml.eom_token_id", -1));
@@ -110,6 +123,12 @@ Status Vocab::LoadSpecials(const GgufFile& file, const VocabDefaults& defaults) 
     // Some files have marks as user-defined tokens; a "</s>" of that type is a tag of HTML.
     const bool mark = type(id) == TokenType::kUserDefined && text != "</s>";
     if (mark || type(id) == TokenType::kControl) ends_generation_[static_cast<size_t>(id)] = true;
+  }
+  // In OpenAI's form "<|end|>" ends a message, of which an answer has several.
+  const TokenId message_end = Find("<|end|>");
+  const bool has_answer_ends = Find("<|return|>") >= 0 && Find("<|call|>") >= 0;
+  if (has_answer_ends && message_end >= 0 && message_end != eos_) {
+    ends_generation_[static_cast<size_t>(message_end)] = false;
   }
   return Status::Ok();
 }
@@ -128,6 +147,13 @@ bool Vocab::IsPlain(TokenId id) const {
   const bool is_text = type(id) == TokenType::kNormal || type(id) == TokenType::kUserDefined ||
                        type(id) == TokenType::kUndefined;
   return is_text && !IsReserved(id);
+}
+
+// Those that begin or fill a text, not the marks of a chat, keep it.
+bool Vocab::StripsAfter(TokenId id) const {
+  if (!strips_after_control_ || !Contains(id) || !IsReserved(id)) return false;
+  const std::string_view text = this->text(id);
+  return text != "<unk>" && text != "<s>" && text != "<|endoftext|>";
 }
 
 TokenId Vocab::Find(std::string_view text) const {

@@ -27,6 +27,8 @@ inline constexpr int32_t kMaxTokenType = 6;
 // What a family of tokenizers takes for granted where the file is silent.
 struct VocabDefaults {
   bool add_bos = false;
+  bool must_add_bos = false;  // also where the file says otherwise
+  bool strips_after_control = false;
   TokenId bos = -1;
   TokenId eos = -1;
   TokenId unknown = -1;
@@ -55,6 +57,8 @@ class Vocab {
   bool IsEndOfGeneration(TokenId id) const {
     return Contains(id) && ends_generation_[static_cast<size_t>(id)];
   }
+  // Whether white space after it belongs to it, as in Phi-3's form "<|user|>\n".
+  bool StripsAfter(TokenId id) const;
   TokenId Find(std::string_view text) const;  // -1 if absent; the last of several with the same text
   size_t longest_text_bytes() const { return longest_text_bytes_; }
 
@@ -82,6 +86,7 @@ class Vocab {
   TokenId unknown_ = -1;
   bool add_bos_ = false;
   bool add_eos_ = false;
+  bool strips_after_control_ = false;
 };
 
 }  // namespace kvrun

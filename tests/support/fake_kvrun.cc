@@ -7,7 +7,7 @@
 //   devicefail             feeding fails                  transcript   answers with its whole context
 //   endless                generates for long             loud         says on standard error that it decodes
 //   lossy                  its vocabulary is ASCII         foreign      only kvrun_model_open_any takes it
-//   wordy                  its file's name for it is long
+//   wordy                  its file's name for it is long   words     a vocabulary alone
 // Tokens 0..255 are bytes; the control tokens follow.
 #include "tests/support/fake_kvrun.h"
 
@@ -37,6 +37,7 @@ constexpr int32_t kBos = 256;
 constexpr int32_t kEnd = 258;  // the end-of-generation token
 constexpr uint32_t kVocabSize = 259;
 constexpr const char* kForeign = "foreign: the architecture is not supported";
+constexpr const char* kWords = "words: it holds no tensors";
 constexpr std::string_view kControl[] = {"<bos>", "<start>", "<end>"};
 
 thread_local std::string last_error;
@@ -148,12 +149,13 @@ kvrun_status kvrun_model_open(const char* path, kvrun_model** model) {
   if (opened.Is("missing")) return Fail(KVRUN_NOT_FOUND, opened.path + ": no such file");
   if (opened.Is("corrupt")) return Fail(KVRUN_CORRUPT, opened.path + ": bad magic");
   if (opened.Is("foreign")) return Fail(KVRUN_UNSUPPORTED, kForeign);
+  if (opened.Is("words")) return Fail(KVRUN_UNSUPPORTED, kWords);
   *model = new kvrun_model(opened);
   return KVRUN_OK;
 }
 kvrun_status kvrun_model_open_any(const char* path, kvrun_model** model) {
   const kvrun_model opened{path};
-  if (!opened.Is("foreign")) return kvrun_model_open(path, model);
+  if (!opened.Is("foreign") && !opened.Is("words")) return kvrun_model_open(path, model);
   *model = new kvrun_model(opened);
   return KVRUN_OK;
 }
@@ -182,6 +184,17 @@ kvrun_status kvrun_model_info_json(const kvrun_model* model, uint32_t context, c
                                   {"unsupported", kForeign}}
                        .dump(),
                    json);
+  }
+  if (model->Is("words")) {
+    return HandOut(
+        nlohmann::json{{"architecture", "fake"},
+                       {"file_bytes", 1024},
+                       {"vocabulary", {{"tokens", kVocabSize}, {"merges", nullptr}, {"bos", kBos}}},
+                       {"tensor_types", nlohmann::json::object()},
+                       {"parameters", 0},
+                       {"unsupported", kWords}}
+            .dump(),
+        json);
   }
   return HandOut(nlohmann::json{{"architecture", "fake"},
                                 {"name", std::string(model->Is("wordy") ? 100000 : 4, 'x')},

@@ -58,6 +58,12 @@ TEST_F(CapiAnyModel, AModelThatCannotBeComputedIsOpenedToBeShown) {
     const auto info = ParseAndFree(text);
     EXPECT_EQ(info["unsupported"], refusal);
     EXPECT_EQ(info["n_vocab"], 24);
+    EXPECT_EQ(info["vocabulary"]["tokens"], 24);
+    EXPECT_EQ(info["vocabulary"]["control"], 2);
+    EXPECT_EQ(info["vocabulary"]["bos"], 1);
+    EXPECT_EQ(info["vocabulary"]["ends"], nlohmann::json({2}));
+    EXPECT_TRUE(info["vocabulary"]["merges"].is_null());
+    EXPECT_TRUE(info["vocabulary"]["unusable"].is_null());
     EXPECT_TRUE(info["kv_bytes"].is_null());
     for (const auto& [key, value] : one.said.items()) EXPECT_EQ(info[key], value) << key;
     EXPECT_EQ(kvrun_model_vocab_size(model), 24U);
@@ -73,6 +79,32 @@ TEST_F(CapiAnyModel, AModelThatCannotBeComputedIsOpenedToBeShown) {
     EXPECT_EQ(LastError(), refusal);
     kvrun_model_close(model);
   }
+}
+
+TEST_F(CapiAnyModel, AVocabularyThatCannotBeUsedIsShownAndSaysWhy) {
+  Rewrite(TinyModel().Set("general.architecture", "mamba").Erase("tokenizer.ggml.scores"));
+  kvrun_model* model = nullptr;
+  ASSERT_EQ(kvrun_model_open_any(path_.c_str(), &model), KVRUN_OK) << LastError();
+  char* text = nullptr;
+  ASSERT_EQ(kvrun_model_info_json(model, 0, &text), KVRUN_OK) << LastError();
+  const auto vocabulary = ParseAndFree(text)["vocabulary"];
+  EXPECT_EQ(vocabulary["tokens"], 24);
+  EXPECT_TRUE(vocabulary["bos"].is_null());
+  EXPECT_TRUE(vocabulary["ends"].is_null());
+  const auto why = vocabulary["unusable"].get<std::string>();
+  EXPECT_NE(why.find("tokenizer.ggml.scores"), std::string::npos) << why;
+  size_t count = 0;
+  EXPECT_EQ(kvrun_tokenize(model, "a", 1, 0, nullptr, &count), KVRUN_NOT_FOUND);
+  EXPECT_EQ(LastError(), "the model has no vocabulary that can be used: " + why);
+  kvrun_model_close(model);
+  Rewrite(TinyModel().Set("general.architecture", "mamba").Erase("tokenizer.ggml.tokens"));
+  ASSERT_EQ(kvrun_model_open_any(path_.c_str(), &model), KVRUN_OK) << LastError();
+  ASSERT_EQ(kvrun_model_info_json(model, 0, &text), KVRUN_OK) << LastError();
+  EXPECT_TRUE(ParseAndFree(text)["vocabulary"].is_null());
+  kvrun_model_close(model);
+}
+
+TEST_F(CapiAnyModel, ADamagedModelIsRefused) {
   Rewrite(TinyModel().EraseTensor("output_norm.weight"));
   kvrun_model* damaged = nullptr;
   EXPECT_EQ(kvrun_model_open_any(path_.c_str(), &damaged), KVRUN_CORRUPT);

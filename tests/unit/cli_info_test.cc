@@ -66,7 +66,31 @@ TEST(CliInfo, ShowsAModelThatCannotBeRun) {
   EXPECT_TRUE(Json::parse(Cli({"info", "-m", "toy", "--json"}).out)["unsupported"].is_null());
   EXPECT_FALSE(Contains(Cli({"info", "-m", "toy"}).out, "cannot be run"));
   EXPECT_EQ(Cli({"run", "-m", "foreign", "-p", "x"}).exit_code, 1);
-  EXPECT_EQ(Cli({"tokenize", "-m", "foreign", "-p", "ab"}).out, "97 98\n");
+  const ProgramResult ids = Cli({"tokenize", "-m", "foreign", "-p", "ab"});
+  EXPECT_EQ(ids.out, "97 98\n");
+  EXPECT_EQ(ids.err,
+            "kvrun: note: kvrun does not run this model: foreign: the architecture is not supported\n");
+}
+
+TEST(CliInfo, ShowsAVocabularyAlone) {
+  const ProgramResult result = Cli({"info", "-m", "words"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(result.out.starts_with(
+      "holds                     a vocabulary alone, no weights: kvrun tokenize takes it\n"))
+      << result.out;
+  EXPECT_PRED2(Contains, result.out,
+               "vocabulary\n  bos                     256\n  tokens                  259\n");
+  EXPECT_PRED2(Contains, result.out, "cannot be run             words: it holds no tensors\n");
+  for (const char* absent : {"null", "tensor_types", "parameters", "merges", "KV"}) {
+    EXPECT_FALSE(Contains(result.out, absent)) << absent;
+  }
+  EXPECT_EQ(Json::parse(Cli({"info", "-m", "words", "--json"}).out)["vocabulary"]["tokens"], 259);
+  const ProgramResult ids = Cli({"tokenize", "-m", "words", "-p", "ab"});
+  EXPECT_EQ(ids.out, "97 98\n");
+  EXPECT_EQ(ids.err, "");
+  const ProgramResult run = Cli({"run", "-m", "words", "-p", "x"});
+  EXPECT_EQ(run.exit_code, 1);
+  EXPECT_PRED2(Contains, run.err, "words: it holds no tensors");
 }
 
 TEST(CliInfo, ALongNameIsWholeInJsonAlone) {

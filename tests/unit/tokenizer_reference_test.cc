@@ -57,8 +57,24 @@ std::string RandomUnicode(std::minstd_rand* random) {
       continue;
     }
     const int tail = c < 0x800 ? 1 : c < 0x10000 ? 2 : 3;
-    text += static_cast<char>((0xf00U >> tail & 0xf0U) | c >> (6 * tail));
+    text += static_cast<char>((0xf00U >> (tail + 1) & 0xf0U) | c >> (6 * tail));
     for (int i = tail - 1; i >= 0; --i) text += static_cast<char>(0x80 | (c >> (6 * i) & 0x3f));
+  }
+  return text;
+}
+
+// What pre-tokenizers and vocabularies treat specially, repeated and mixed.
+std::string RandomMixture(std::minstd_rand* random) {
+  static const std::vector<std::string> parts = SplitAt(
+      " |  |\t|\n|\r\n|\u00a0|\u3000|\u2028|0|12|3456|\u0664|\u00bd|a|Z|word|CamelCase|\u00e9|e\u0301|\u00df|"
+      "\u0416|\u0928\u093f|\u65e5\u672c|\ud55c|\u30ab|\U0001F680|\U0001F469\u200d\U0001F4BB|'s|'RE|'ll|'|."
+      "|...|!?|/|_|<\x01|\x1f|\x7f|\u180e|\ufeff|<0x41>|</s>",
+      "|");
+  std::string text;
+  for (size_t n = ((*random)() >> 8) % 24; n > 0; --n) {
+    const std::string& part = parts[((*random)() >> 8) % parts.size()];
+    const size_t times = ((*random)() >> 8) % 8 == 0 ? ((*random)() >> 8) % 40 : 1;
+    for (size_t i = 0; i < times; ++i) text += part;
   }
   return text;
 }
@@ -105,6 +121,12 @@ TEST_P(VocabReference, AnyBytesComeBack) {
   for (int i = 0; i < 300; ++i) ExpectRoundTrip(RandomUnicode(&random));
   // Bytes of U+2581 by chance would come back as a space; this seed has none.
   for (int i = 0; i < 300; ++i) ExpectRoundTrip(RandomBytes(&random));
+}
+
+TEST_P(VocabReference, TenThousandTextsComeBack) {
+  std::minstd_rand random(23);
+  for (int i = 0; i < 2500; ++i) ExpectRoundTrip(RandomUnicode(&random));
+  for (int i = 0; i < 7500; ++i) ExpectRoundTrip(RandomMixture(&random));
 }
 
 TEST_P(VocabReference, NovelsComeBack) {

@@ -427,7 +427,8 @@ TEST(SentencePiece, LongWordsDoNotTakeQuadraticTime) {
 
 TEST(TokenizerFiles, UnknownKindsAreNamed) {
   GgufBuilder builder = Bpe("gpt-2");
-  ExpectRefused(Bpe("tekken"), StatusCode::kUnsupported, "\"tekken\"; kvrun knows gpt-2");
+  ExpectRefused(Bpe("no-such"), StatusCode::kUnsupported, "\"no-such\", a way to cut text into words");
+  ExpectRefused(Bpe("no-such"), StatusCode::kUnsupported, "that kvrun's docs/tokenizers.md names");
   ExpectRefused(Bpe("default"), StatusCode::kUnsupported, "tokenizer.ggml.pre is \"default\"");
   builder.Erase("tokenizer.ggml.pre");
   ExpectRefused(builder, StatusCode::kUnsupported, "tokenizer.ggml.pre is missing");
@@ -440,6 +441,7 @@ TEST(TokenizerFiles, UnknownKindsAreNamed) {
 TEST(TokenizerFiles, MissingArraysAreNamed) {
   for (const char* key : {"tokenizer.ggml.tokens", "tokenizer.ggml.token_type", "tokenizer.ggml.merges"}) {
     ExpectRefused(Bpe("gpt-2").Erase(key), StatusCode::kNotFound, key);
+    ExpectRefused(Bpe("gpt-2").Erase(key), StatusCode::kNotFound, "convert the model again");
     ExpectRefused(Bpe("gpt-2").Set(key, 5U), StatusCode::kCorrupt, key);
   }
   ExpectRefused(Spm({"a"}).Erase("tokenizer.ggml.scores"), StatusCode::kNotFound, "tokenizer.ggml.scores");
