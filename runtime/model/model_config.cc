@@ -29,14 +29,14 @@ constexpr std::array kArchitectures = {
 };
 
 // Upper bounds far above existing models: what depends on them stays small and cannot overflow.
-constexpr uint32_t kMaxLayers = 1024;
+constexpr uint32_t kMostLayers = 1024;
 constexpr uint32_t kMaxEmbedding = 1U << 17;
 constexpr uint32_t kMaxFeedForward = 1U << 20;
-constexpr uint32_t kMaxHeads = 1024;
+constexpr uint32_t kMostHeads = 1024;
 constexpr uint32_t kMinHeadDim = 8;
 constexpr uint32_t kMaxHeadDim = 256;
 constexpr uint32_t kMaxVocabulary = 1U << 22;
-constexpr uint32_t kMaxContext = 1U << 27;
+constexpr uint32_t kMostContext = 1U << 27;
 
 // Keys that change what a layer computes in a way that kvrun does not do. A value of 0 always means "off".
 struct NeutralKey {
@@ -170,17 +170,17 @@ Result<uint32_t> ConfigReader::SameInEveryLayer(std::string_view suffix, uint32_
 }
 
 Status ConfigReader::ReadSizes() {
-  KVRUN_ASSIGN_OR_RETURN(config_.n_layers, Size("block_count", kMaxLayers));
+  KVRUN_ASSIGN_OR_RETURN(config_.n_layers, Size("block_count", kMostLayers));
   KVRUN_ASSIGN_OR_RETURN(config_.n_embd, Size("embedding_length", kMaxEmbedding));
   KVRUN_ASSIGN_OR_RETURN(config_.n_ff, SameInEveryLayer("feed_forward_length", kMaxFeedForward));
   return Status::Ok();
 }
 
 Status ConfigReader::ReadHeads() {
-  KVRUN_ASSIGN_OR_RETURN(config_.n_heads, SameInEveryLayer("attention.head_count", kMaxHeads));
+  KVRUN_ASSIGN_OR_RETURN(config_.n_heads, SameInEveryLayer("attention.head_count", kMostHeads));
   config_.n_kv_heads = config_.n_heads;
   if (file_.Has(Key("attention.head_count_kv"))) {
-    KVRUN_ASSIGN_OR_RETURN(config_.n_kv_heads, SameInEveryLayer("attention.head_count_kv", kMaxHeads));
+    KVRUN_ASSIGN_OR_RETURN(config_.n_kv_heads, SameInEveryLayer("attention.head_count_kv", kMostHeads));
   }
   if (config_.n_heads % config_.n_kv_heads != 0) {
     return {StatusCode::kCorrupt, fmt::format("{}: {} attention heads are not a multiple of {} KV heads",
@@ -239,7 +239,7 @@ Status ConfigReader::ReadVocabulary() {
 // Attention within a sliding window equals full attention while the context is no longer than the window:
 // kvrun computes full attention and so offers no more context than that by itself.
 Status ConfigReader::ReadContext() {
-  KVRUN_ASSIGN_OR_RETURN(config_.n_ctx_train, Size("context_length", kMaxContext));
+  KVRUN_ASSIGN_OR_RETURN(config_.n_ctx_train, Size("context_length", kMostContext));
   KVRUN_ASSIGN_OR_RETURN(config_.sliding_window, file_.U32Or(Key("attention.sliding_window"), 0));
   config_.n_ctx_stated = config_.n_ctx_train;
   if (config_.sliding_window > 0) config_.n_ctx_train = std::min(config_.n_ctx_train, config_.sliding_window);
