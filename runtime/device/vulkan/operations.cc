@@ -19,7 +19,7 @@ KernelChoice Linear(std::string variant, uint64_t invocations, uint32_t local_si
           .groups = {static_cast<uint32_t>(CeilDiv<uint64_t>(invocations, local_size)), 1, 1}};
 }
 
-std::string_view KvTypeName(KvType type) { return type == KvType::kF16 ? "f16" : "f32"; }
+std::string_view ElementName(KvType type) { return type == KvType::kF16 ? "f16" : "f32"; }
 
 }  // namespace
 
@@ -105,7 +105,7 @@ Status VulkanCommandList::Launch(const MatMulArgs& args) {
 Status VulkanCommandList::Launch(const RopeAndStoreOp& op) {
   const AttentionArgs& args = op.args;
   const KvShape& kv = args.kv_shape;
-  const KernelChoice kernel = Linear(fmt::format("rope_store_{}_floor", KvTypeName(kv.type)),
+  const KernelChoice kernel = Linear(fmt::format("rope_store_{}_floor", ElementName(kv.type)),
                                      uint64_t{args.n_tokens} * (args.n_heads + 2 * kv.n_kv_heads), 32);
   if (args.angles != nullptr) NoteHostBuffer(AsVulkan(*args.angles));
   for (const KvWindow& window : KvWindows(*args.kv, kv, Access::kWrite)) {

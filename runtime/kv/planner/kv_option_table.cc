@@ -15,7 +15,7 @@ namespace {
 using namespace option_values;  // NOLINT: this file is the table of those
 using enum KvOptionAudience;
 
-constexpr uint32_t kMaxGroupTokens = 256;
+constexpr uint32_t kLargestGroup = 256;
 constexpr uint32_t kMaxRank = 8192;
 constexpr uint32_t kMaxSeed = std::numeric_limits<uint32_t>::max();
 
@@ -114,7 +114,7 @@ constexpr KvOptionRow kRows[] = {
      .value = "N",
      .set = Count<&KvOptions::group_tokens>,
      .least = 1,
-     .most = kMaxGroupTokens,
+     .most = kLargestGroup,
      .field = Field<&KvOptions::group_tokens>({kFeatureGroups, "groups"}),
      .config = {true, "consecutive entries that are read as one"},
      .help = "how many consecutive entries are read as one"},
