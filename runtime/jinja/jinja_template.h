@@ -24,21 +24,9 @@
 #include <nlohmann/json.hpp>
 
 #include "platform/base/status.h"
+#include "runtime/jinja/jinja_text.h"
 
 namespace kvrun {
-
-struct JinjaPiece {
-  std::string text;
-  bool is_content = false;
-};
-// Neighbours differ in is_content; no piece is empty.
-using JinjaText = std::vector<JinjaPiece>;
-
-struct JinjaLimits {
-  uint64_t max_steps = 20'000'000;      // nodes evaluated, and elements that filters look at
-  uint32_t max_depth = 200;             // of calls, of expressions, of values
-  size_t max_bytes = size_t{64} << 20;  // of the text, and of all strings that a run makes
-};
 
 struct JinjaVariables {
   // An object. Its texts are content; names of keys are too.
@@ -73,8 +61,5 @@ class JinjaTemplate {
 
   std::unique_ptr<const Parsed> parsed_;
 };
-
-// The pieces as one text.
-std::string JoinPieces(const JinjaText& text);
 
 }  // namespace kvrun

@@ -1,0 +1,163 @@
+// Filters that take sequences apart and put them together.
+#include <algorithm>
+
+#include "runtime/jinja/attribute_path.h"
+#include "runtime/jinja/unicode.h"
+
+namespace kvrun::jinja {
+namespace {
+
+Result<Value> FilterLength(Run& run, const Value& self, const Args&) {
+  KVRUN_ASSIGN_OR_RETURN(const int64_t length, LengthOf(run, self));
+  return Value::Int(length);
+}
+
+Result<Value> FilterFirst(Run& run, const Value& self, const Args&) {
+  KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<Iterator> iterator, Iterate(run, self));
+  Value element;
+  KVRUN_ASSIGN_OR_RETURN(const bool is_there, iterator->Next(run, &element));
+  return is_there ? element : Value::Undefined("there is no first item");
+}
+
+Result<Value> FilterLast(Run& run, const Value& self, const Args&) {
+  if (self.is_sequence() && !self.items().empty()) return self.items().back();
+  if (self.Is(Kind::kGenerator)) return Wrong("a generator has no last item");
+  if (self.is_string() && !self.bytes().empty()) {
+    const size_t size = self.bytes().size();
+    return run.MakeString(self.text().Slice(size - CharacterBefore(self.bytes(), size).n_bytes, size));
+  }
+  KVRUN_ASSIGN_OR_RETURN(const std::vector<Value> elements, ElementsOf(run, self));
+  return elements.empty() ? Value::Undefined("there is no last item") : elements.back();
+}
+
+Result<Value> FilterJoin(Run& run, const Value& self, const Args& args) {
+  KVRUN_ASSIGN_OR_RETURN(const AttributePath path, AttributePath::Of(args[1]));
+  KVRUN_ASSIGN_OR_RETURN(const MarkedText between, TextOf(run, args[0]));
+  KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<Iterator> iterator, Iterate(run, self));
+  MarkedText joined;
+  for (bool is_first = true;; is_first = false) {
+    KVRUN_RETURN_IF_ERROR(run.Step());
+    Value element;
+    KVRUN_ASSIGN_OR_RETURN(const bool is_there, iterator->Next(run, &element));
+    if (!is_there) return run.MakeString(std::move(joined));
+    KVRUN_ASSIGN_OR_RETURN(element, path.In(run, std::move(element)));
+    if (!is_first) joined.Append(between);
+    const size_t n_before = joined.size();
+    KVRUN_RETURN_IF_ERROR(AppendText(run, element, &joined));
+    KVRUN_RETURN_IF_ERROR(run.Take(joined.size() - n_before + between.size()));
+  }
+}
+
+Result<Value> FilterList(Run& run, const Value& self, const Args&) {
+  KVRUN_ASSIGN_OR_RETURN(std::vector<Value> elements, ElementsOf(run, self));
+  return MakeList(run, std::move(elements));
+}
+
+Result<std::vector<Value>> ItemPairs(Run& run, const Value& self, const Args&) {
+  std::vector<Value> pairs;
+  if (self.is_undefined()) return pairs;
+  if (!self.Is(Kind::kDict)) return Wrong("items wants a dict, and not a " + std::string(TypeName(self)));
+  for (const auto& [key, value] : self.dict().entries) {
+    KVRUN_ASSIGN_OR_RETURN(Value pair, MakeTuple(run, {key, value}));
+    pairs.push_back(std::move(pair));
+  }
+  return pairs;
+}
+
+Result<std::vector<Value>> ElementsBack(Run& run, const Value& self, const Args&) {
+  KVRUN_ASSIGN_OR_RETURN(std::vector<Value> elements, ElementsOf(run, self));
+  std::reverse(elements.begin(), elements.end());
+  return elements;
+}
+
+Result<Value> FilterReverse(Run& run, const Value& self, const Args& args) {
+  if (self.is_string()) return SliceOf(run, self, Value(), Value(), Value::Int(-1));
+  if (!IsIterable(self)) return Wrong("reverse wants a sequence");
+  if (!self.Is(Kind::kGenerator)) return GenerateLate<ElementsBack>(run, self, args);
+  KVRUN_ASSIGN_OR_RETURN(std::vector<Value> elements, ElementsBack(run, self, args));
+  return MakeList(run, std::move(elements));
+}
+
+Result<std::vector<Value>> Batches(Run& run, const Value& self, const Args& args) {
+  KVRUN_ASSIGN_OR_RETURN(const int64_t size, args.Integer(0, 0));
+  KVRUN_ASSIGN_OR_RETURN(const std::vector<Value> elements, ElementsOf(run, self));
+  std::vector<Value> batches;
+  std::vector<Value> batch;
+  for (const Value& element : elements) {
+    if (static_cast<int64_t>(batch.size()) == size) {
+      KVRUN_ASSIGN_OR_RETURN(Value list, MakeList(run, std::exchange(batch, {})));
+      batches.push_back(std::move(list));
+    }
+    batch.push_back(element);
+  }
+  if (batch.empty()) return batches;
+  if (args.Has(1) && !args[1].Is(Kind::kNone) && size > static_cast<int64_t>(batch.size())) {
+    if (size > int64_t{1} << 24) return Wrong("a batch is too large");
+    KVRUN_RETURN_IF_ERROR(run.Take(static_cast<size_t>(size) * sizeof(Value)));
+    batch.resize(static_cast<size_t>(size), args[1]);
+  }
+  KVRUN_ASSIGN_OR_RETURN(Value list, MakeList(run, std::move(batch)));
+  batches.push_back(std::move(list));
+  return batches;
+}
+
+Result<std::vector<Value>> Slices(Run& run, const Value& self, const Args& args) {
+  KVRUN_ASSIGN_OR_RETURN(const int64_t n, args.Integer(0, 0));
+  KVRUN_ASSIGN_OR_RETURN(const std::vector<Value> elements, ElementsOf(run, self));
+  if (n == 0) return Wrong("slice wants a number of slices");
+  std::vector<Value> slices;
+  const auto size = static_cast<int64_t>(elements.size());
+  auto next = elements.begin();
+  for (int64_t i = 0; i < n; ++i) {
+    KVRUN_RETURN_IF_ERROR(run.Step());
+    const bool has_extra = i < size % n;
+    const auto end = next + (size / n + (has_extra ? 1 : 0));
+    std::vector<Value> slice(next, end);
+    next = end;
+    if (args.Has(1) && !args[1].Is(Kind::kNone) && !has_extra) slice.push_back(args[1]);
+    KVRUN_ASSIGN_OR_RETURN(Value list, MakeList(run, std::move(slice)));
+    slices.push_back(std::move(list));
+  }
+  return slices;
+}
+
+Result<std::vector<Value>> UniqueElements(Run& run, const Value& self, const Args& args) {
+  KVRUN_ASSIGN_OR_RETURN(const AttributePath path, AttributePath::Of(args[1]));
+  KVRUN_ASSIGN_OR_RETURN(const std::vector<Value> elements, ElementsOf(run, self));
+  std::vector<Pair> by_key;
+  for (const Value& element : elements) {
+    KVRUN_ASSIGN_OR_RETURN(Value key, KeyOf(run, path, element, args.IsTrueOr(0, false)));
+    by_key.emplace_back(std::move(key), element);
+  }
+  // Of equal keys a dict has the last value: the list goes in from its end.
+  std::reverse(by_key.begin(), by_key.end());
+  KVRUN_ASSIGN_OR_RETURN(const Value dict, MakeDict(run, by_key));
+  std::reverse(by_key.begin(), by_key.end());
+  KVRUN_ASSIGN_OR_RETURN(const Value order, MakeDict(run, by_key));
+  std::vector<Value> unique;
+  for (const auto& [key, last] : order.dict().entries) {
+    KVRUN_ASSIGN_OR_RETURN(const Value* const first, FindKey(run, dict.dict(), key));
+    unique.push_back(first == nullptr ? last : *first);
+  }
+  return unique;
+}
+
+constexpr FunctionDef kFilters[] = {
+    {"length", FilterLength, "", 0},
+    {"count", FilterLength, "", 0},
+    {"first", FilterFirst, "", 0},
+    {"last", FilterLast, "", 0},
+    {"join", FilterJoin, "d,attribute", 0},
+    {"list", FilterList, "", 0},
+    {"items", GenerateLate<ItemPairs>, "", 0},
+    {"reverse", FilterReverse, "", 0},
+    {"batch", GenerateLate<Batches>, "linecount,fill_with", 1},
+    {"slice", GenerateLate<Slices>, "slices,fill_with", 1},
+    {"unique", GenerateLate<UniqueElements>, "case_sensitive,attribute", 0},
+};
+
+}  // namespace
+
+std::span<const FunctionDef> SequenceFilters() { return kFilters; }
+
+}  // namespace kvrun::jinja
