@@ -69,6 +69,7 @@ Result<Value> ElementAt(Run& run, const Value& self, const Value& key) {
 
 struct SliceBounds {
   int64_t start = 0;
+  int64_t stop = 0;
   int64_t step = 1;
   int64_t n = 0;
 };
@@ -90,10 +91,10 @@ Result<SliceBounds> BoundsOf(int64_t n, const Value& start, const Value& stop, c
   const int64_t high = is_back ? n - 1 : n;
   const auto inside = [&](int64_t at) { return std::clamp(at < 0 ? at + n : at, low, high); };
   KVRUN_ASSIGN_OR_RETURN(bounds.start, Bound(start, 0));
-  KVRUN_ASSIGN_OR_RETURN(int64_t end, Bound(stop, 0));
+  KVRUN_ASSIGN_OR_RETURN(bounds.stop, Bound(stop, 0));
   bounds.start = start.is_missing() || start.Is(Kind::kNone) ? (is_back ? high : low) : inside(bounds.start);
-  end = stop.is_missing() || stop.Is(Kind::kNone) ? (is_back ? low : high) : inside(end);
-  const int64_t distance = is_back ? bounds.start - end : end - bounds.start;
+  bounds.stop = stop.is_missing() || stop.Is(Kind::kNone) ? (is_back ? low : high) : inside(bounds.stop);
+  const int64_t distance = is_back ? bounds.start - bounds.stop : bounds.stop - bounds.start;
   const int64_t width = is_back ? -bounds.step : bounds.step;
   bounds.n = distance > 0 ? (distance - 1) / width + 1 : 0;
   return bounds;
@@ -154,8 +155,13 @@ Result<Value> SliceOf(Run& run, const Value& self, const Value& start, const Val
   if (self.is_string()) return SliceOfString(run, self, bounds);
   if (self.Is(Kind::kRange)) {
     const Range& range = self.range();
-    return MakeRange(range.start + bounds.start * range.step, range.step * (bounds.n > 1 ? bounds.step : 1),
-                     bounds.n);
+    Range slice = range;
+    slice.start = range.at(bounds.start);
+    slice.stop = range.at(bounds.stop);
+    slice.n = bounds.n;
+    if (__builtin_mul_overflow(range.step, bounds.step, &slice.step))
+      return Wrong("a range's step is too large");
+    return MakeRange(slice);
   }
   KVRUN_RETURN_IF_ERROR(run.Step(static_cast<uint64_t>(bounds.n)));
   KVRUN_RETURN_IF_ERROR(run.Take(static_cast<size_t>(bounds.n) * sizeof(Value)));

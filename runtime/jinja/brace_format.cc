@@ -134,13 +134,9 @@ class BraceFormatter {
     }
     if (!value.is_number()) return Wrong("a " + std::string(TypeName(value)) + " takes no format");
     KVRUN_ASSIGN_OR_RETURN(FieldFormat field, Parse(spec, true));
-    const bool is_float =
-        value.Is(Kind::kFloat) || std::string_view("eEfFgG%").find(field.type) != std::string_view::npos;
     if (field.type == 'n') field.type = value.Is(Kind::kFloat) ? 'g' : 'd';
-    if (value.Is(Kind::kBool) && field.type == 0) {
-      return Wrong("a bool takes no format without a type here");
-    }
-    if (is_float && field.type != 0) return FloatField(run_, value.real(), field);
+    const bool is_float_type = std::string_view("eEfFgG%").find(field.type) != std::string_view::npos;
+    if (is_float_type && field.type != 0) return FloatField(run_, value.real(), field);
     if (value.Is(Kind::kFloat)) return field.type == 0 ? FloatField(run_, value.real(), field) : BadType();
     if (std::string_view("dboxXc").find(field.type) == std::string_view::npos && field.type != 0)
       return BadType();

@@ -3,8 +3,7 @@
 #include <cmath>
 #include <functional>
 
-#include "runtime/jinja/run.h"
-#include "runtime/jinja/value.h"
+#include "runtime/jinja/evaluate.h"
 
 namespace kvrun::jinja {
 namespace {
@@ -66,6 +65,9 @@ Result<bool> AreEqual(Run& run, const Value& a, const Value& b) {
     case Kind::kTuple: return AreEqualSequences(run, a.items(), b.items());
     case Kind::kDict: return AreEqualDicts(run, a.dict(), b.dict());
     case Kind::kRange: return AreEqualRanges(a.range(), b.range());
+    case Kind::kCallable:
+      return a.callable().function != nullptr && a.callable().function == b.callable().function &&
+             a.callable().self.object() == b.callable().self.object();
     default: return false;
   }
 }

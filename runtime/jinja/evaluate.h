@@ -80,6 +80,7 @@ class Evaluator {
   Result<Value> EvaluateCall(const Expression& expression, const Value& caller);
   Result<Arguments> EvaluateArguments(const CallArguments* arguments);
   Status AddAllNamed(const Value& all, Arguments* to);
+  Result<Value> MakeMacro(const Macro& macro) const;
   Result<Value> CallMacro(const Callable& callable, Arguments arguments);
   Status BindParameters(const Callable& callable, Arguments* arguments);
   Result<Value> CallLoop(Loop& loop, const Arguments& arguments);

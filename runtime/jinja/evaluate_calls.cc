@@ -12,6 +12,13 @@ Result<Value> MakeCallable(Run& run, const FunctionDef* function, const Value& s
   return Value(Kind::kCallable, std::move(callable));
 }
 
+Result<Value> Evaluator::MakeMacro(const Macro& macro) const {
+  KVRUN_ASSIGN_OR_RETURN(Value value, MakeCallable(run_, nullptr, Value()));
+  value.callable().macro = &macro;
+  value.callable().scope = scope_;
+  return value;
+}
+
 Result<Arguments> Evaluator::EvaluateArguments(const CallArguments* arguments) {
   Arguments result;
   if (arguments == nullptr) return result;

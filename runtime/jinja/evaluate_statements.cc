@@ -95,15 +95,18 @@ Result<Evaluator::Flow> Evaluator::ExecuteOne(const Statement& statement, Marked
     case Statement::Kind::kSetBlock:
     case Statement::Kind::kFilter: return ExecuteBlock(statement, out);
     case Statement::Kind::kMacro: {
-      KVRUN_ASSIGN_OR_RETURN(const Value macro, MakeCallable(run_, nullptr, Value()));
-      macro.callable().macro = statement.macro.get();
-      macro.callable().scope = scope_;
+      KVRUN_ASSIGN_OR_RETURN(const Value macro, MakeMacro(*statement.macro));
       SetName(statement.target.name, macro);
       break;
     }
     case Statement::Kind::kCall: KVRUN_RETURN_IF_ERROR(ExecuteCall(statement, out)); break;
     case Statement::Kind::kWith: return ExecuteWith(statement, out);
-    case Statement::Kind::kScope: return ExecuteInner(statement.body, out);
+    case Statement::Kind::kGeneration: {
+      KVRUN_ASSIGN_OR_RETURN(const Value macro, MakeMacro(*statement.macro));
+      KVRUN_ASSIGN_OR_RETURN(const Value value, CallMacro(macro.callable(), {}));
+      KVRUN_RETURN_IF_ERROR(Write(value, out));
+      break;
+    }
     case Statement::Kind::kBreak: return Flow::kBreak;
     case Statement::Kind::kContinue: return Flow::kContinue;
   }
@@ -193,9 +196,7 @@ Result<Evaluator::Flow> Evaluator::ExecuteWith(const Statement& statement, Marke
 }
 
 Status Evaluator::ExecuteCall(const Statement& statement, MarkedText* out) {
-  KVRUN_ASSIGN_OR_RETURN(const Value caller, MakeCallable(run_, nullptr, Value()));
-  caller.callable().macro = statement.macro.get();
-  caller.callable().scope = scope_;
+  KVRUN_ASSIGN_OR_RETURN(const Value caller, MakeMacro(*statement.macro));
   KVRUN_ASSIGN_OR_RETURN(const Value value, EvaluateCall(*statement.expression, caller));
   return Write(value, out);
 }

@@ -1,5 +1,6 @@
 // Filters that take sequences apart and put them together.
 #include <algorithm>
+#include <unordered_map>
 
 #include "runtime/jinja/attribute_path.h"
 #include "runtime/jinja/unicode.h"
@@ -121,25 +122,47 @@ Result<std::vector<Value>> Slices(Run& run, const Value& self, const Args& args)
   return slices;
 }
 
-Result<std::vector<Value>> UniqueElements(Run& run, const Value& self, const Args& args) {
-  KVRUN_ASSIGN_OR_RETURN(const AttributePath path, AttributePath::Of(args[1]));
-  KVRUN_ASSIGN_OR_RETURN(const std::vector<Value> elements, ElementsOf(run, self));
-  std::vector<Pair> by_key;
-  for (const Value& element : elements) {
-    KVRUN_ASSIGN_OR_RETURN(Value key, KeyOf(run, path, element, args.IsTrueOr(0, false)));
-    by_key.emplace_back(std::move(key), element);
+class UniqueIterator : public Iterator {
+ public:
+  UniqueIterator(Value source, const Args& args) : source_(std::move(source)), args_(args) {}
+
+  Result<bool> Next(Run& run, Value* element) override {
+    if (iterator_ == nullptr) {
+      KVRUN_ASSIGN_OR_RETURN(path_, AttributePath::Of(args_[1]));
+      KVRUN_ASSIGN_OR_RETURN(iterator_, Iterate(run, source_));
+    }
+    while (true) {
+      KVRUN_RETURN_IF_ERROR(run.Step());
+      KVRUN_ASSIGN_OR_RETURN(const bool is_there, iterator_->Next(run, element));
+      if (!is_there) return false;
+      KVRUN_ASSIGN_OR_RETURN(const bool is_new, Add(run, *element));
+      if (is_new) return true;
+    }
   }
-  // Of equal keys a dict has the last value: the list goes in from its end.
-  std::reverse(by_key.begin(), by_key.end());
-  KVRUN_ASSIGN_OR_RETURN(const Value dict, MakeDict(run, by_key));
-  std::reverse(by_key.begin(), by_key.end());
-  KVRUN_ASSIGN_OR_RETURN(const Value order, MakeDict(run, by_key));
-  std::vector<Value> unique;
-  for (const auto& [key, last] : order.dict().entries) {
-    KVRUN_ASSIGN_OR_RETURN(const Value* const first, FindKey(run, dict.dict(), key));
-    unique.push_back(first == nullptr ? last : *first);
+
+ private:
+  Result<bool> Add(Run& run, const Value& element) {
+    KVRUN_ASSIGN_OR_RETURN(Value key, KeyOf(run, path_, element, args_.IsTrueOr(0, false)));
+    KVRUN_ASSIGN_OR_RETURN(const uint64_t hash, HashOf(run, key));
+    const auto [begin, end] = seen_.equal_range(hash);
+    for (auto at = begin; at != end; ++at) {
+      KVRUN_ASSIGN_OR_RETURN(const bool is_same, AreEqual(run, at->second, key));
+      if (is_same) return false;
+    }
+    KVRUN_RETURN_IF_ERROR(run.Take(64));
+    seen_.emplace(hash, std::move(key));
+    return true;
   }
-  return unique;
+
+  Value source_;
+  Args args_;
+  AttributePath path_;
+  std::unique_ptr<Iterator> iterator_;
+  std::unordered_multimap<uint64_t, Value> seen_;
+};
+
+Result<Value> FilterUnique(Run& run, const Value& self, const Args& args) {
+  return MakeGenerator(run, std::make_unique<UniqueIterator>(self, args), self);
 }
 
 constexpr FunctionDef kFilters[] = {
@@ -153,7 +176,7 @@ constexpr FunctionDef kFilters[] = {
     {"reverse", FilterReverse, "", 0},
     {"batch", GenerateLate<Batches>, "linecount,fill_with", 1},
     {"slice", GenerateLate<Slices>, "slices,fill_with", 1},
-    {"unique", GenerateLate<UniqueElements>, "case_sensitive,attribute", 0},
+    {"unique", FilterUnique, "case_sensitive,attribute", 0},
 };
 
 }  // namespace

@@ -21,7 +21,12 @@ Result<Value> GlobalRange(Run&, const Value&, const Args& args) {
   }
   const int64_t n = distance <= 0 ? 0 : (distance - 1) / (step > 0 ? step : -step) + 1;
   if (n > kLongestRange) return Wrong("range() has more than " + std::to_string(kLongestRange) + " numbers");
-  return MakeRange(start, step, n);
+  Range range;
+  range.start = start;
+  range.stop = stop;
+  range.step = step;
+  range.n = n;
+  return MakeRange(range);
 }
 
 // What dict() and namespace() take: a dict or pairs, and named values.

@@ -63,7 +63,7 @@ Result<Value> PartitionText(Run& run, const Value& self, const Args& args) {
   if (separator->empty()) return Wrong("partition() wants a separator that is not empty");
   const auto find = from_right ? FindAllFromRight : FindAll;
   KVRUN_ASSIGN_OR_RETURN(const std::vector<size_t> places, find(run, self.bytes(), separator->bytes(), 1));
-  const Value nothing = Value::Form("");
+  const Value nothing = Value::String(self.text().Slice(0, 0));
   if (places.empty()) {
     return from_right ? MakeTuple(run, {nothing, nothing, self}) : MakeTuple(run, {self, nothing, nothing});
   }

@@ -149,7 +149,7 @@ Result<std::unique_ptr<Statement>> Parser::ParseStatement() {
       {"call", StatementKind::kCall, &Parser::ParseCallBlock},
       {"filter", StatementKind::kFilter, &Parser::ParseFilterBlock},
       {"with", StatementKind::kWith, &Parser::ParseWith},
-      {"generation", StatementKind::kScope, &Parser::ParseGeneration},
+      {"generation", StatementKind::kGeneration, &Parser::ParseGeneration},
       {"break", StatementKind::kBreak, &Parser::ParseLoopControl},
       {"continue", StatementKind::kContinue, &Parser::ParseLoopControl},
   };
@@ -349,9 +349,8 @@ Status Parser::ParseWith(Statement* statement) {
 }
 
 Status Parser::ParseGeneration(Statement* statement) {
-  KVRUN_ASSIGN_OR_RETURN(statement->body, ParseInFrame({}, {"endgeneration"}));
-  Take();
-  return Status::Ok();
+  statement->macro = std::make_unique<Macro>();
+  return ParseMacroBody(statement->macro.get(), "endgeneration");
 }
 
 Status Parser::ParseLoopControl(Statement* statement) {

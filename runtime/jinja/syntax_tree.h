@@ -103,17 +103,17 @@ struct Macro {
 
 struct Statement {
   enum class Kind : uint8_t {
-    kText,      // text
-    kOutput,    // expression
-    kFor,       // target in expression if test: body, else otherwise
-    kIf,        // branches
-    kSet,       // target = expression
-    kSetBlock,  // target = body, expression is its filter, or null
-    kMacro,     // macro is the one's target name
-    kCall,      // call expression with macro as caller
-    kFilter,    // body through expression
-    kWith,      // assignments, body
-    kScope,     // body
+    kText,        // text
+    kOutput,      // expression
+    kFor,         // target in expression if test: body, else otherwise
+    kIf,          // branches
+    kSet,         // target = expression
+    kSetBlock,    // target = body, expression is its filter, or null
+    kMacro,       // macro is the one's target name
+    kCall,        // call expression with macro as caller
+    kFilter,      // body through expression
+    kWith,        // assignments, body
+    kGeneration,  // macro, which takes nothing
     kBreak,
     kContinue,
   };

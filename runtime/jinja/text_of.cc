@@ -83,7 +83,7 @@ Status AppendView(Run& run, const View& view, MarkedText* text) {
 }
 
 void AppendRange(const Range& range, MarkedText* text) {
-  text->AppendForm("range(" + std::to_string(range.start) + ", " + std::to_string(range.at(range.n)));
+  text->AppendForm("range(" + std::to_string(range.start) + ", " + std::to_string(range.stop));
   text->AppendForm(range.step == 1 ? ")" : ", " + std::to_string(range.step) + ")");
 }
 

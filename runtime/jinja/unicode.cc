@@ -119,7 +119,8 @@ void AppendUtf8(uint32_t code, std::string* text) {
     return;
   }
   const int n_tails = code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;
-  *text += static_cast<char>((0xf00U >> n_tails & 0xf0U) | code >> (6 * n_tails));
+  const uint32_t lead = n_tails == 1 ? 0xc0 : n_tails == 2 ? 0xe0 : 0xf0;
+  *text += static_cast<char>(lead | code >> (6 * n_tails));
   for (int i = n_tails - 1; i >= 0; --i) *text += static_cast<char>(0x80 | (code >> (6 * i) & 0x3f));
 }
 

@@ -201,13 +201,7 @@ Result<Value> MakeGenerator(Run& run, std::unique_ptr<Iterator> iterator, const 
   return Value(Kind::kGenerator, std::move(generator));
 }
 
-Value MakeRange(int64_t start, int64_t step, int64_t n) {
-  auto range = std::make_shared<Range>();
-  range->start = start;
-  range->step = step;
-  range->n = n;
-  return {Kind::kRange, std::move(range)};
-}
+Value MakeRange(const Range& range) { return {Kind::kRange, std::make_shared<Range>(range)}; }
 
 Result<const Value*> FindKey(Run& run, const Dict& dict, const Value& key) {
   KVRUN_ASSIGN_OR_RETURN(const uint64_t hash, HashOf(run, key));

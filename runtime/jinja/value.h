@@ -134,6 +134,7 @@ struct View : Object {
 
 struct Range : Object {
   int64_t start = 0;
+  int64_t stop = 0;
   int64_t step = 1;
   int64_t n = 0;
 
@@ -176,7 +177,7 @@ Result<Value> MakeTuple(Run& run, std::vector<Value> items);
 // Keys that are equal: the first key, the last value.
 Result<Value> MakeDict(Run& run, const std::vector<Pair>& entries);
 Result<Value> MakeGenerator(Run& run, std::unique_ptr<Iterator> iterator, const Value& source);
-Value MakeRange(int64_t start, int64_t step, int64_t n);
+Value MakeRange(const Range& range);
 
 // Null where there is no such key.
 Result<const Value*> FindKey(Run& run, const Dict& dict, const Value& key);
