@@ -45,6 +45,12 @@ Result<MarkedText> NumberField(Run& run, bool is_negative, const std::string& pr
   return field;
 }
 
+void AppendRepeated(const MarkedText& fill, size_t n, MarkedText* to) {
+  std::string all;
+  for (size_t i = 0; i < n; ++i) all += fill.bytes();
+  to->Append(all, fill.has_content());
+}
+
 std::string WithPrecision(double value, const char* format, int64_t precision) {
   std::string digits(static_cast<size_t>(precision) + 350, '\0');
   const int n = std::snprintf(digits.data(), digits.size(), format, static_cast<int>(precision), value);
@@ -55,6 +61,7 @@ std::string WithPrecision(double value, const char* format, int64_t precision) {
 }  // namespace
 
 Result<MarkedText> Padded(Run& run, const MarkedText& text, const FieldFormat& format, char usual_align) {
+  KVRUN_RETURN_IF_ERROR(run.Step(text.size() / 32));
   const auto size = static_cast<int64_t>(CountCharacters(text.bytes()));
   if (format.width <= size) return text;
   const auto n_fill = static_cast<size_t>(format.width - size);
@@ -62,9 +69,9 @@ Result<MarkedText> Padded(Run& run, const MarkedText& text, const FieldFormat& f
   const char align = format.align == 0 ? usual_align : format.align;
   const size_t n_left = align == '<' ? 0 : align == '^' ? n_fill / 2 : n_fill;
   MarkedText padded;
-  for (size_t i = 0; i < n_left; ++i) padded.Append(format.fill);
+  AppendRepeated(format.fill, n_left, &padded);
   padded.Append(text);
-  for (size_t i = n_left; i < n_fill; ++i) padded.Append(format.fill);
+  AppendRepeated(format.fill, n_fill - n_left, &padded);
   return padded;
 }
 

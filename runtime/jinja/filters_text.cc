@@ -1,6 +1,5 @@
 // Filters that make texts.
 #include <algorithm>
-#include <cstdio>
 
 #include "runtime/jinja/field_format.h"
 #include "runtime/jinja/text_edit.h"
@@ -156,17 +155,19 @@ Result<Value> FilterFormat(Run& run, const Value& self, const Args& args) {
 // Percent encoding: `keeps` besides letters, digits and "_.-~".
 Status AppendQuotedUrl(Run& run, const MarkedText& text, bool is_query, MarkedText* to) {
   KVRUN_RETURN_IF_ERROR(run.Take(text.size() * 3));
+  KVRUN_RETURN_IF_ERROR(run.Step(text.size() / 4));
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text.bytes()[i];
     const bool is_kept = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
                          std::string_view("_.-~").find(c) != std::string_view::npos ||
                          (c == '/' && !is_query);
-    char quoted[8];
-    std::snprintf(quoted, sizeof(quoted), "%%%02X", static_cast<unsigned>(static_cast<uint8_t>(c)));
     if (is_query && c == ' ') {
       to->Append("+", text.IsContent(i));
     } else {
-      to->Append(is_kept ? std::string_view(&c, 1) : quoted, text.IsContent(i));
+      constexpr const char* kDigits = "0123456789ABCDEF";
+      const char quoted[] = {'%', kDigits[static_cast<uint8_t>(c) >> 4],
+                             kDigits[static_cast<uint8_t>(c) & 15]};
+      to->Append(is_kept ? std::string_view(&c, 1) : std::string_view(quoted, 3), text.IsContent(i));
     }
   }
   return Status::Ok();
@@ -206,6 +207,7 @@ Result<Value> FilterTruncate(Run& run, const Value& self, const Args& args) {
   const bool has_leeway = args.Has(3) && !args[3].Is(Kind::kNone);
   KVRUN_ASSIGN_OR_RETURN(const int64_t leeway, has_leeway ? args.Integer(3, 5) : Result<int64_t>(int64_t{5}));
   const auto end_length = static_cast<int64_t>(CountCharacters(end.bytes()));
+  KVRUN_RETURN_IF_ERROR(run.Step(text->size() / 32));
   if (length < end_length || leeway < 0) return Wrong("truncate's length is shorter than its end");
   if (static_cast<int64_t>(CountCharacters(text->bytes())) - leeway <= length) return self;
   MarkedText cut = text->Slice(0, OffsetOfCharacter(text->bytes(), static_cast<size_t>(length - end_length)));

@@ -154,6 +154,7 @@ Result<Value> PadText(Run& run, const Value& self, const Args& args) {
     if (CountCharacters(fill->bytes()) != 1) return Wrong("a fill is one character");
     format.fill = *fill;
   }
+  KVRUN_RETURN_IF_ERROR(run.Step(self.bytes().size() / 32));
   const auto size = static_cast<int64_t>(CountCharacters(self.bytes()));
   if (align == '^' && format.width > size && ((format.width - size) & format.width & 1) != 0) {
     // Python puts the odd one on the left where the width is odd.

@@ -62,13 +62,17 @@ class PercentFormatter {
       ++position_;
       KVRUN_ASSIGN_OR_RETURN(const Value value, NextValue());
       if (!value.Is(Kind::kInt)) return Wrong("* in a format wants a number");
-      return std::clamp(value.integer(), -kMostWidth, kMostWidth);
+      return std::abs(value.real()) <= kMostWidth ? Result<int64_t>(value.integer()) : TooWide();
     }
     int64_t number = 0;
-    for (; Here() >= '0' && Here() <= '9'; ++position_)
-      number = std::min(number * 10 + (Here() - '0'), kMostWidth);
+    for (; Here() >= '0' && Here() <= '9'; ++position_) {
+      number = number * 10 + (Here() - '0');
+      if (number > kMostWidth) return TooWide();
+    }
     return number;
   }
+
+  static Status TooWide() { return Wrong("a width or precision of a format is too large"); }
 
   Status Flags(FieldFormat* field) {
     bool has_zero = false;

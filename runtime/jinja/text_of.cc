@@ -131,7 +131,8 @@ std::string FloatText(double value) {
 Status AppendRepr(Run& run, const Value& value, MarkedText* text) {
   const Descent descent(run);
   KVRUN_RETURN_IF_ERROR(descent.Check());
-  KVRUN_RETURN_IF_ERROR(run.Take(8));
+  KVRUN_RETURN_IF_ERROR(run.Step());
+  KVRUN_RETURN_IF_ERROR(run.Take(16));
   switch (value.kind()) {
     case Kind::kUndefined: text->AppendForm("Undefined"); return Status::Ok();
     case Kind::kString:

@@ -33,7 +33,7 @@ size_t TextSearch::Find(std::string_view text, size_t begin) const {
 }
 
 Result<std::vector<size_t>> FindAll(Run& run, std::string_view text, std::string_view wanted, int64_t most) {
-  KVRUN_RETURN_IF_ERROR(run.Step(1 + (text.size() + wanted.size()) / 64));
+  KVRUN_RETURN_IF_ERROR(run.Step(1 + (text.size() + wanted.size()) / 32));
   std::vector<size_t> places;
   const TextSearch search(wanted);
   for (size_t at = search.Find(text, 0); at != std::string_view::npos && most != 0; --most) {
@@ -56,7 +56,7 @@ Result<std::vector<size_t>> FindAllFromRight(Run& run, std::string_view text, st
 }
 
 Result<bool> HasText(Run& run, std::string_view text, std::string_view wanted) {
-  KVRUN_RETURN_IF_ERROR(run.Step(1 + (text.size() + wanted.size()) / 64));
+  KVRUN_RETURN_IF_ERROR(run.Step(1 + (text.size() + wanted.size()) / 32));
   return TextSearch(wanted).Find(text, 0) != std::string_view::npos;
 }
 

@@ -42,7 +42,8 @@ class JsonWriter {
   Status Write(const Value& value) {
     const Descent descent(run_);
     KVRUN_RETURN_IF_ERROR(descent.Check());
-    KVRUN_RETURN_IF_ERROR(run_.Take(8));
+    KVRUN_RETURN_IF_ERROR(run_.Step());
+    KVRUN_RETURN_IF_ERROR(run_.Take(16));
     switch (value.kind()) {
       case Kind::kString: return WriteString(value.text());
       case Kind::kList:
