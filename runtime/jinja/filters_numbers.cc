@@ -60,8 +60,8 @@ Result<Value> IntegerOf(std::string_view text, int64_t base) {
   if (first == '-' || first == '+' || IsSpace(static_cast<uint8_t>(first))) return Value();
   errno = 0;
   char* end = nullptr;
-  const long long number =
-      std::strtoll(((is_negative ? "-" : "") + digits).c_str(), &end, static_cast<int>(base));
+  const std::string signed_digits = (is_negative ? "-" : "") + digits;
+  const long long number = std::strtoll(signed_digits.c_str(), &end, static_cast<int>(base));
   if (*end != '\0') return Value();
   if (errno == ERANGE) return Wrong("a number is larger than 64 bits hold");
   return Value::Int(number);

@@ -1,5 +1,5 @@
 // What values are made of: iteration, length, `in`.
-#include "runtime/jinja/run.h"
+#include "runtime/jinja/evaluate.h"
 #include "runtime/jinja/text_search.h"
 #include "runtime/jinja/unicode.h"
 #include "runtime/jinja/value.h"
@@ -144,6 +144,7 @@ Result<int64_t> LengthOf(Run& run, const Value& value) {
     case Kind::kDict: return static_cast<int64_t>(value.dict().entries.size());
     case Kind::kView: return static_cast<int64_t>(value.view().entries().size());
     case Kind::kRange: return value.range().n;
+    case Kind::kLoop: return value.loop().Length(run);
     default: return Wrong("a " + std::string(TypeName(value)) + " has no length");
   }
 }

@@ -13,9 +13,29 @@ using jinja::Value;
 
 Value JinjaString(const std::string& text) { return Value::String(jinja::MarkedText(text, true)); }
 
-Result<Value> JinjaValue(Run& run, const nlohmann::ordered_json& json) {
-  const jinja::Descent descent(run);
-  KVRUN_RETURN_IF_ERROR(descent.Check());
+Result<Value> JinjaValue(Run& run, const nlohmann::ordered_json& json);
+
+Result<Value> JinjaList(Run& run, const nlohmann::ordered_json& json) {
+  std::vector<Value> items;
+  for (const nlohmann::ordered_json& item : json) {
+    Result<Value> value = JinjaValue(run, item);
+    if (!value.ok()) return value;
+    items.push_back(std::move(value).value());
+  }
+  return jinja::MakeList(run, std::move(items));
+}
+
+Result<Value> JinjaDict(Run& run, const nlohmann::ordered_json& json) {
+  std::vector<jinja::Pair> entries;
+  for (const auto& [name, item] : json.get_ref<const nlohmann::ordered_json::object_t&>()) {
+    Result<Value> value = JinjaValue(run, item);
+    if (!value.ok()) return value;
+    entries.emplace_back(JinjaString(name), std::move(value).value());
+  }
+  return jinja::MakeDict(run, entries);
+}
+
+Result<Value> JinjaScalar(const nlohmann::ordered_json& json) {
   switch (json.type()) {
     case nlohmann::json::value_t::boolean: return Value::Bool(json.get<bool>());
     case nlohmann::json::value_t::number_integer: return Value::Int(json.get<int64_t>());
@@ -26,24 +46,15 @@ Result<Value> JinjaValue(Run& run, const nlohmann::ordered_json& json) {
     }
     case nlohmann::json::value_t::number_float: return Value::Float(json.get<double>());
     case nlohmann::json::value_t::string: return JinjaString(json.get_ref<const std::string&>());
-    case nlohmann::json::value_t::array: {
-      std::vector<Value> items;
-      for (const nlohmann::ordered_json& item : json) {
-        KVRUN_ASSIGN_OR_RETURN(Value value, JinjaValue(run, item));
-        items.push_back(std::move(value));
-      }
-      return jinja::MakeList(run, std::move(items));
-    }
-    case nlohmann::json::value_t::object: {
-      std::vector<jinja::Pair> entries;
-      for (const auto& [name, item] : json.items()) {
-        KVRUN_ASSIGN_OR_RETURN(Value value, JinjaValue(run, item));
-        entries.emplace_back(JinjaString(name), std::move(value));
-      }
-      return jinja::MakeDict(run, entries);
-    }
     default: return Value::None();
   }
+}
+
+Result<Value> JinjaValue(Run& run, const nlohmann::ordered_json& json) {
+  if (!json.is_structured()) return JinjaScalar(json);
+  const jinja::Descent descent(run);
+  if (Status status = descent.Check(); !status.ok()) return status;
+  return json.is_array() ? JinjaList(run, json) : JinjaDict(run, json);
 }
 
 // What a template knows by this name before it sets it; kMissing where it is nothing.
