@@ -12,9 +12,10 @@ namespace {
 constexpr int64_t kMostDigits = 4096;
 
 std::string Digits(uint64_t value, unsigned base, bool is_upper) {
+  const std::string_view alphabet = is_upper ? "0123456789ABCDEF" : "0123456789abcdef";
   std::string digits;
   do {
-    digits += (is_upper ? "0123456789ABCDEF" : "0123456789abcdef")[value % base];
+    digits += alphabet[value % base];
     value /= base;
   } while (value > 0);
   std::reverse(digits.begin(), digits.end());

@@ -40,14 +40,15 @@ struct JinjaVariables {
 class JinjaTemplate {
  public:
   // kInvalidArgument: not Jinja, with the line; kUnsupported: a tag, filter or test that no chat template
-  // uses.
+  // uses. In the branches of an `if` these are met when the template runs, as in Jinja.
   static Result<JinjaTemplate> Parse(std::string_view source);
   JinjaTemplate(JinjaTemplate&&) noexcept;
   JinjaTemplate& operator=(JinjaTemplate&&) noexcept;
   ~JinjaTemplate();
 
-  // kInvalidArgument: what raise_exception says, or what the template cannot do with these variables, with
-  // the line; it met; with the line.
+  // kInvalidArgument: what raise_exception says, what the template cannot do with these variables, or a limit
+  // that it met; with the line. kUnsupported: a method that is not known. Numbers are those of 64 bits: where
+  // Python would go on, it is an error.
   Result<JinjaText> Render(const JinjaVariables& variables, const JinjaLimits& limits = {}) const;
 
   // Every text that the template itself may write: what stands outside of tags, and its string literals.

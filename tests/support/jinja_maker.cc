@@ -400,11 +400,15 @@ constexpr const char* kStatementForms[] = {
 
 const char* JinjaMakerVariables() {
   return R"({"s": "Hello World", "t": "  spaced\ttext \n", "e": "", "u": "Größe ΩΣ Привет 日本語 é ß",
-    "q": "it's \"q\" <b> & \\ \u0001", "lines": "one\ntwo\r\n\n three\n", "num": " 42 ", "n": 7, "z": 0, "neg": -3,
+    "q": "it's \"q\" <b> & \\ \u0001",
+    "lines": "one\ntwo\r\n\n three\n", "num": " 42 ", "n": 7, "z": 0, "neg": -3,
     "f": 2.5, "b": true, "big": 123456789012, "nul": null, "l": [3, 1, 2, 1], "ls": ["b", "A", "c", "", "a"],
-    "lm": [{"role": "user", "content": "hi", "n": 2}, {"role": "assistant", "content": " <think>x</think> y", "n": 1},
-           {"role": "user", "content": "", "n": 3.5}], "d": {"b": 1, "a": "x", "C": null, "items": 5},
-    "dd": {"k": {"deep": [1, {"z": 2}]}, "list": [[1, 2], ["a"]]}, "mixed": [1, "a", null, true, 2.5, [1], {"k": "v"}],
+    "lm": [{"role": "user", "content": "hi", "n": 2},
+           {"role": "assistant", "content": " <think>x</think> y", "n": 1},
+           {"role": "user", "content": "", "n": 3.5}],
+    "d": {"b": 1, "a": "x", "C": null, "items": 5},
+    "dd": {"k": {"deep": [1, {"z": 2}]}, "list": [[1, 2], ["a"]]},
+    "mixed": [1, "a", null, true, 2.5, [1], {"k": "v"}],
     "empty": [], "pairs": [["a", 1], ["b", 2]]})";
 }
 
