@@ -24,21 +24,9 @@
 #include <nlohmann/json.hpp>
 
 #include "platform/base/status.h"
+#include "runtime/jinja/jinja_text.h"
 
 namespace kvrun {
-
-struct JinjaPiece {
-  std::string text;
-  bool is_content = false;
-};
-// Neighbours differ in is_content; no piece is empty.
-using JinjaText = std::vector<JinjaPiece>;
-
-struct JinjaLimits {
-  uint64_t max_steps = 20'000'000;      // nodes evaluated, and elements that filters look at
-  uint32_t max_depth = 200;             // of calls, of expressions, of values
-  size_t max_bytes = size_t{64} << 20;  // of the text, and of all strings that a run makes
-};
 
 struct JinjaVariables {
   // An object. Its texts are content; names of keys are too.
@@ -52,14 +40,15 @@ struct JinjaVariables {
 class JinjaTemplate {
  public:
   // kInvalidArgument: not Jinja, with the line; kUnsupported: a tag, filter or test that no chat template
-  // uses.
+  // uses. In the branches of an `if` these are met when the template runs, as in Jinja.
   static Result<JinjaTemplate> Parse(std::string_view source);
   JinjaTemplate(JinjaTemplate&&) noexcept;
   JinjaTemplate& operator=(JinjaTemplate&&) noexcept;
   ~JinjaTemplate();
 
-  // kInvalidArgument: what raise_exception says, or what the template cannot do with these variables, with
-  // the line; it met; with the line.
+  // kInvalidArgument: what raise_exception says, what the template cannot do with these variables, or a limit
+  // that it met; with the line. kUnsupported: a method that is not known. Numbers are those of 64 bits: where
+  // Python would go on, it is an error.
   Result<JinjaText> Render(const JinjaVariables& variables, const JinjaLimits& limits = {}) const;
 
   // Every text that the template itself may write: what stands outside of tags, and its string literals.
@@ -73,8 +62,5 @@ class JinjaTemplate {
 
   std::unique_ptr<const Parsed> parsed_;
 };
-
-// The pieces as one text.
-std::string JoinPieces(const JinjaText& text);
 
 }  // namespace kvrun
