@@ -16,6 +16,7 @@
 #include "runtime/device/host/attend_elements-inl.h"
 #include "runtime/device/host/attend_few_rounded-inl.h"
 #include "runtime/device/host/prefetch.h"
+#include "runtime/device/host/vector_math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvrun::host::HWY_NAMESPACE {
@@ -74,6 +75,20 @@ HWY_NOINLINE void ScoreFew(const KvBlock& block, const Ahead& ahead, size_t head
     }
     for (size_t r = 0; r < kRows; ++r) {
       hn::Store(SumEach<kParts, kEntries>(d, parts[r]), d, scores + r * kBlockEntries + begin);
+    }
+  }
+}
+
+// Scales and the cap of scores; k_scales as below.
+HWY_NOINLINE void CapFew(const AttendRows& rows, const FewLayout& at, const KvBlock& block,
+                         const float* k_scales) {
+  const Floats d;
+  for (size_t r = 0; r < rows.n_rows; ++r) {
+    float* scores = at.scores() + r * kBlockEntries;
+    for (size_t i = 0; i < block.n_entries; i += kLanes) {
+      Vector score = hn::Load(d, scores + i);
+      if (k_scales != nullptr) score = hn::Mul(score, hn::Load(d, k_scales + i));
+      hn::Store(Capped(d, score, rows.score_cap), d, scores + i);
     }
   }
 }
@@ -223,6 +238,10 @@ void AttendFew(const AttendRows& rows, const KvBlock& block, const KvBlock* next
 #endif
   if (!rounds_keys) ForRows<false>(block.k_type, block, values, rows, at);
   const float* k_scales = HasRowScale(block.k_type) ? at.k_scales() : nullptr;
+  if (rows.score_cap > 0.0F) {
+    CapFew(rows, at, block, k_scales);
+    k_scales = nullptr;
+  }
   if (block.has_biases) {
     AddBiasesFew(rows, at, block, k_scales);
     k_scales = nullptr;
@@ -240,7 +259,7 @@ void AttendFew(const AttendRows& rows, const KvBlock& block, const KvBlock* next
 
 void BeginFew(const AttendRows& rows, const float* const* queries, const float* const* before) {
   const FewLayout at(rows);
-  const float scale = 1.0F / std::sqrt(static_cast<float>(rows.head_dim));
+  const float scale = ScoreFactor(rows, 1.0F);
   std::fill_n(at.queries(), rows.n_rows * at.dims, 0.0F);
   std::fill_n(at.sums(), rows.n_rows * at.dims, 0.0F);
   std::fill_n(at.maximum(), rows.n_rows, kMaskedScore);

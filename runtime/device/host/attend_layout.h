@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 
@@ -13,6 +14,11 @@ namespace kvrun::host {
 // Up to so many rows have lanes along dimensions.
 constexpr uint32_t kFewRows = 8;
 inline bool AreMany(const AttendRows& rows) { return rows.is_prompt || rows.n_rows > kFewRows; }
+// What products are multiplied with, where scores are times `factor`.
+inline float ScoreFactor(const AttendRows& rows, float factor) {
+  return rows.score_scale != 0.0F ? factor * rows.score_scale
+                                  : factor / std::sqrt(static_cast<float>(rows.head_dim));
+}
 // More of them are computed in tiles of so many, along which lanes lie.
 constexpr uint32_t kTileRows = 64;
 // Rows of floats are padded to this, which is a multiple of every vector.
@@ -26,7 +32,7 @@ struct FewLayout {
       : dims(static_cast<uint32_t>(DecodedRowFloats(rows.head_dim))),
         memory(reinterpret_cast<float*>(rows.memory)) {}
 
-  float* queries() const { return memory; }  // scaled by 1 / sqrt(head_dim): [n_rows, dims]
+  float* queries() const { return memory; }  // scaled for scores: [n_rows, dims]
   float* sums() const { return memory + kFewRows * dims; }
   float* scores() const { return sums() + kFewRows * dims; }  // [n_rows, kBlockEntries], then weights
   float* maximum() const { return scores() + kBlockEntries * kFewRows; }

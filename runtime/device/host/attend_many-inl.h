@@ -33,6 +33,7 @@ struct Tile {
   uint32_t lanes = 0;
   size_t n_entries = 0;
   const float* visible = nullptr;  // of each lane, as a number
+  const float* hidden = nullptr;   // likewise; null: nothing is
 };
 
 // Lanes that see all entries need no mask.
@@ -42,12 +43,25 @@ HWY_INLINE bool SeesAll(const Tile& tile, size_t lane) {
       d, hn::Ge(hn::Load(d, tile.visible + lane), hn::Set(d, static_cast<float>(tile.n_entries))));
 }
 
+// What is hidden from lanes.
+HWY_NOINLINE void MaskHidden(const Tile& tile, size_t lane, float* HWY_RESTRICT scores) {
+  const Floats d;
+  const Vector hidden = hn::Load(d, tile.hidden + lane);
+  const auto most = static_cast<size_t>(hn::GetLane(hn::MaxOfLanes(d, hidden)));
+  for (size_t entry = 0; entry < HWY_MIN(most, tile.n_entries); ++entry) {
+    const auto is_hidden = hn::Lt(hn::Set(d, static_cast<float>(entry)), hidden);
+    const Vector score = hn::Load(d, scores + entry * kTileRows);
+    hn::Store(hn::IfThenElse(is_hidden, hn::Set(d, kMaskedScore), score), d, scores + entry * kTileRows);
+  }
+}
+
 // Masks what is not seen; the largest score, for rows that see nothing more than any of theirs.
 HWY_INLINE Vector MaskAndFindLargest(const Tile& tile, size_t lane, float* HWY_RESTRICT scores) {
   const Floats d;
   const Vector last = hn::Load(d, tile.visible + lane);
   const Vector masked = hn::Set(d, kMaskedScore);
   const bool sees_all = SeesAll(tile, lane);
+  if (HWY_UNLIKELY(tile.hidden != nullptr)) MaskHidden(tile, lane, scores);
   Vector largest = hn::Set(d, 0.5F * kMaskedScore);
   for (size_t entry = 0; entry < tile.n_entries; ++entry) {
     Vector score = hn::Load(d, scores + entry * kTileRows);
@@ -163,9 +177,22 @@ void AddBiasesMany(const ManyLayout& at, const Tile& tile, const float* biases) 
   }
 }
 
+// score_cap is above 0.
+HWY_NOINLINE void CapMany(const ManyLayout& at, const Tile& tile, float score_cap) {
+  const Floats d;
+  const float cap = score_cap * std::numbers::log2e_v<float>;
+  for (size_t entry = 0; entry < tile.n_entries; ++entry) {
+    float* HWY_RESTRICT scores = at.scores() + entry * kTileRows;
+    for (size_t lane = 0; lane < tile.lanes; lane += kLanes)
+      hn::Store(Capped(d, hn::Load(d, scores + lane), cap), d, scores + lane);
+  }
+}
+
 // biases: null where there are none.
-void AttendTile(const ManyLayout& at, const Tile& tile, size_t head_dim, const float* biases) {
+void AttendTile(const AttendRows& rows, const ManyLayout& at, const Tile& tile, const float* biases) {
+  const size_t head_dim = rows.head_dim;
   ForLanes(tile.lanes, [&]<size_t kVectors>(size_t lane) { ScoreMany<kVectors>(at, tile, head_dim, lane); });
+  if (rows.score_cap > 0.0F) CapMany(at, tile, rows.score_cap);
   if (biases != nullptr) AddBiasesMany(at, tile, biases);
   for (size_t lane = 0; lane < tile.lanes; lane += kLanes) SoftmaxMany(at, tile, lane);
   ForLanes(tile.lanes,
@@ -185,8 +212,10 @@ void DecodeKeysAndValues(const ManyLayout& at, const KvBlock& block, size_t head
 // Which rows of a block: those that see all of it, those that see a part, or both.
 enum class Seen { kAny, kWhole, kPart };
 
-HWY_INLINE uint32_t VisibleAs(Seen seen, uint32_t visible) {
-  const bool sees_whole = visible >= kBlockEntries;
+// How many entries a row is taken to see. What is hidden from it counts, but where it is all.
+HWY_INLINE uint32_t VisibleAs(Seen seen, uint32_t visible, uint32_t hidden) {
+  if (hidden >= visible) return 0;
+  const bool sees_whole = visible >= kBlockEntries && hidden == 0;
   return seen == Seen::kAny || (seen == Seen::kWhole) == sees_whole ? visible : 0;
 }
 
@@ -195,19 +224,30 @@ HWY_INLINE uint32_t VisibleAs(Seen seen, uint32_t visible) {
 template <class F>
 HWY_INLINE void ForTiles(const ManyLayout& at, const KvBlock& block, Seen seen, const F& function) {
   alignas(64) float visible[kTileRows];
+  alignas(64) float hidden[kTileRows];
   for (uint32_t index = 0; index < at.n_tiles(); ++index) {
     const uint32_t first = index * kTileRows;
     const uint32_t n_rows = std::min(at.n_rows - first, kTileRows);
     uint32_t n_entries = 0;
+    uint32_t most_hidden = 0;
     for (uint32_t r = 0; r < n_rows; ++r) {
-      const uint32_t of_row = VisibleAs(seen, block.visible[first + r]);
+      const uint32_t of_row_hidden = block.has_hidden ? block.hidden[first + r] : 0;
+      const uint32_t of_row = VisibleAs(seen, block.visible[first + r], of_row_hidden);
       n_entries = std::max(n_entries, of_row);
       visible[r] = static_cast<float>(of_row);
+      if (!block.has_hidden) continue;
+      if (of_row > 0) most_hidden = std::max(most_hidden, of_row_hidden);
+      hidden[r] = static_cast<float>(of_row_hidden);
     }
     n_entries = std::min(n_entries, block.n_entries);
     if (n_entries == 0) continue;
     std::fill(visible + n_rows, visible + kTileRows, static_cast<float>(kBlockEntries));
-    function(Tile{.index = index, .lanes = at.lanes(index), .n_entries = n_entries, .visible = visible});
+    if (most_hidden > 0) std::fill(hidden + n_rows, hidden + kTileRows, 0.0F);
+    function(Tile{.index = index,
+                  .lanes = at.lanes(index),
+                  .n_entries = n_entries,
+                  .visible = visible,
+                  .hidden = most_hidden > 0 ? hidden : nullptr});
   }
 }
 
@@ -215,7 +255,7 @@ void AttendMany(const AttendRows& rows, const KvBlock& block) {
   const ManyLayout at(rows);
   DecodeKeysAndValues(at, block, rows.head_dim);
   const float* biases = block.has_biases ? block.biases : nullptr;
-  ForTiles(at, block, Seen::kAny, [&](const Tile& tile) { AttendTile(at, tile, rows.head_dim, biases); });
+  ForTiles(at, block, Seen::kAny, [&](const Tile& tile) { AttendTile(rows, at, tile, biases); });
 }
 
 void BeginTile(const ManyLayout& at, uint32_t tile) {
@@ -296,7 +336,7 @@ HWY_NOINLINE void LanesToRows(const float* HWY_RESTRICT from, uint32_t n, uint32
 void BeginMany(const AttendRows& rows, const float* const* queries, const float* const* before) {
   const ManyLayout at(rows);
   const uint32_t dim = rows.head_dim;
-  const float scale = std::numbers::log2e_v<float> / std::sqrt(static_cast<float>(dim));
+  const float scale = ScoreFactor(rows, std::numbers::log2e_v<float>);
   for (uint32_t tile = 0; tile < at.n_tiles(); ++tile) {
     const uint32_t first = tile * kTileRows;
     const uint32_t n = std::min(at.n_rows - first, kTileRows);

@@ -172,19 +172,20 @@ HWY_NOINLINE void AccumulateRounded(const ManyLayout& at, const Tile& tile, size
 }
 
 // Values are rounded to steps of the block's largest, and entries that a row does not see must not matter to
-// it. So a row is rounded in the blocks of which it sees all, and not in its last one, of which it sees a
-// part.
+// it. So a row is rounded in the blocks of which it sees all, and not in its last one, nor in a window's
+// first, of which it sees a part.
 void AttendRounded(const AttendRows& rows, const KvBlock& block) {
   const ManyLayout at(rows);
   const size_t head_dim = rows.head_dim;
   DecodeKeysAndValues(at, block, head_dim);
-  ForTiles(at, block, Seen::kPart, [&](const Tile& tile) { AttendTile(at, tile, head_dim, nullptr); });
+  ForTiles(at, block, Seen::kPart, [&](const Tile& tile) { AttendTile(rows, at, tile, nullptr); });
   if (block.n_entries < kBlockEntries) return;
   RoundRows(at.keys(), kBlockEntries, at.dims, at.rounded_keys(), at.key_steps());
   RoundValues(at.values(), kBlockEntries, at.dims, at.rounded_values(), at.value_steps());
   ForTiles(at, block, Seen::kWhole, [&](const Tile& tile) {
     ForLanes(tile.lanes,
              [&]<size_t kVectors>(size_t lane) { ScoreRounded<kVectors>(at, tile, head_dim, lane); });
+    if (rows.score_cap > 0.0F) CapMany(at, tile, rows.score_cap);
     for (size_t lane = 0; lane < tile.lanes; lane += kLanes) SoftmaxRounded(at, tile, lane);
     ForLanes(tile.lanes,
              [&]<size_t kVectors>(size_t lane) { AccumulateRounded<kVectors>(at, tile, head_dim, lane); });
@@ -194,7 +195,7 @@ void AttendRounded(const AttendRows& rows, const KvBlock& block) {
 // Beside BeginMany. Room for what it needs is where a block will be.
 void BeginRounded(const AttendRows& rows, const float* const* queries) {
   const ManyLayout at(rows);
-  const float scale = std::numbers::log2e_v<float> / std::sqrt(static_cast<float>(rows.head_dim));
+  const float scale = ScoreFactor(rows, std::numbers::log2e_v<float>);
   const size_t n_pairs = CeilDiv<size_t>(rows.head_dim, 2);
   for (uint32_t tile = 0; tile < at.n_tiles(); ++tile) {
     const uint32_t first = tile * kTileRows;

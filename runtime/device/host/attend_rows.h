@@ -30,8 +30,11 @@ struct KvBlock {
   // many rows are not rounded.
   bool has_biases = false;
   float biases[kBlockEntries];
-  // How many of the entries each row sees: the first ones.
+  // How many of the entries each row sees: the first ones, but for those that are hidden from it. Nothing is
+  // hidden, and `hidden` is not read, without has_hidden, which is a prompt's alone.
   uint32_t visible[kMaxAttendRows];
+  bool has_hidden = false;
+  uint32_t hidden[kMaxAttendRows];
   // Of few rows: where each entry's weight goes, as it is beside the largest score so far, [n_rows,
   // kBlockEntries], and that score, [n_rows]. Null: nowhere.
   float* kept_weights = nullptr;
@@ -48,6 +51,8 @@ struct AttendRows {
   // Rows are computed as many rows are, though they may be few: what a row becomes does not depend on how
   // many others there are.
   bool is_prompt = false;
+  float score_cap = 0.0F;  // these as in AttentionArgs
+  float score_scale = 0.0F;
   std::byte* memory = nullptr;  // AttendRowsBytes(head_dim), 64-byte aligned
 };
 

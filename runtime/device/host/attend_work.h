@@ -254,6 +254,8 @@ class AttendWork {
                           .head_dim = head_dim_,
                           .rounds = rounds_,
                           .is_prompt = args_.of_prompt,
+                          .score_cap = args_.score_cap,
+                          .score_scale = args_.score_scale,
                           .memory = memory};
     const size_t stride = size_t{args_.n_heads + 2 * args_.kv_shape.n_kv_heads} * head_dim_;
     const float* queries[kMaxAttendRows] = {};

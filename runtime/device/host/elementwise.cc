@@ -19,7 +19,8 @@ HWY_BEFORE_NAMESPACE();
 namespace kvrun::host::HWY_NAMESPACE {
 namespace {
 
-void NormRow(const float* x, const float* weight, float epsilon, size_t n_cols, bool accumulate, float* out) {
+// 1 / sqrt(mean(x^2) + epsilon).
+float NormFactor(const float* x, float epsilon, size_t n_cols) {
   const hn::ScalableTag<float> d;
   const size_t lanes = hn::Lanes(d);
   auto sum0 = hn::Zero(d);
@@ -36,12 +37,35 @@ void NormRow(const float* x, const float* weight, float epsilon, size_t n_cols, 
     sum0 = hn::MulAdd(a, a, sum0);
   }
   const float sum = hn::GetLane(hn::SumOfLanes(d, hn::Add(sum0, sum1)));
-  const auto factor = hn::Set(d, 1.0F / std::sqrt(sum / static_cast<float>(n_cols) + epsilon));
-  for (i = 0; i < n_cols; i += lanes) {
+  return 1.0F / std::sqrt(sum / static_cast<float>(n_cols) + epsilon);
+}
+
+void NormRow(const float* x, const float* weight, float epsilon, size_t n_cols, bool accumulate, float* out) {
+  const hn::ScalableTag<float> d;
+  const auto factor = hn::Set(d, NormFactor(x, epsilon, n_cols));
+  for (size_t i = 0; i < n_cols; i += hn::Lanes(d)) {
     const auto value = hn::Mul(LoadFirst(d, x + i, n_cols - i), LoadFirst(d, weight + i, n_cols - i));
     auto normed = hn::Mul(value, factor);
     if (accumulate) normed = hn::Add(normed, LoadFirst(d, out + i, n_cols - i));
     StoreFirst(d, normed, out + i, n_cols - i);
+  }
+}
+
+// values: a head, beside which another thread may write.
+void NormGated(const float* weight, const float* gate, float epsilon, size_t n, float* values) {
+  const hn::ScalableTag<float> d;
+  const size_t lanes = hn::Lanes(d);
+  auto sums = hn::Zero(d);
+  for (size_t i = 0; i < n; i += lanes) {
+    const auto value = LoadOnlyFirst(d, values + i, n - i);
+    sums = hn::MulAdd(value, value, sums);
+  }
+  const float sum = hn::GetLane(hn::SumOfLanes(d, sums));
+  const auto factor = hn::Set(d, 1.0F / std::sqrt(sum / static_cast<float>(n) + epsilon));
+  for (size_t i = 0; i < n; i += lanes) {
+    const auto weighed = hn::Mul(LoadOnlyFirst(d, values + i, n - i), LoadFirst(d, weight + i, n - i));
+    const auto normed = hn::Mul(weighed, factor);
+    StoreFirst(d, hn::Mul(normed, Silu(d, LoadFirst(d, gate + i, n - i))), values + i, n - i);
   }
 }
 
@@ -52,26 +76,10 @@ void NormRows(const float* x, const float* weight, float epsilon, size_t begin, 
   }
 }
 
-// Division takes as long as all else in Activate. Where reciprocals have 14 bits, a step makes them floats.
-template <class D, class V = hn::Vec<D>>
-HWY_INLINE V Divide(D d, V a, V b) {
-#if HWY_TARGET <= HWY_AVX3
-  const V reciprocal = hn::ApproximateReciprocal(b);
-  return hn::Mul(a, hn::Mul(reciprocal, hn::NegMulAdd(b, reciprocal, hn::Set(d, 2.0F))));
-#else
-  (void)d;
-  return hn::Div(a, b);
-#endif
-}
-
 void Activate(const float* gate, const float* up, size_t n, float* out) {
   const hn::ScalableTag<float> d;
-  const auto one = hn::Set(d, 1.0F);
-  const auto minus_log2e = hn::Set(d, -std::numbers::log2e_v<float>);
   for (size_t i = 0; i < n; i += hn::Lanes(d)) {
-    const auto g = LoadFirst(d, gate + i, n - i);
-    const auto exponent = hn::Min(hn::Mul(g, minus_log2e), hn::Set(d, 127.0F));
-    const auto silu = Divide(d, g, hn::Add(one, Exp2(d, exponent)));
+    const auto silu = Silu(d, LoadFirst(d, gate + i, n - i));
     StoreFirst(d, hn::Mul(silu, LoadFirst(d, up + i, n - i)), out + i, n - i);
   }
 }
@@ -115,6 +123,7 @@ HWY_EXPORT(NormRows);
 HWY_EXPORT(Activate);
 HWY_EXPORT(ActivateGelu);
 HWY_EXPORT(MultiplySigmoid);
+HWY_EXPORT(NormGated);
 
 // Elements that are worth a second thread: they take about as long as waking it.
 constexpr size_t kNormElements = 16384;
@@ -164,6 +173,21 @@ void SigmoidGate(ThreadPool& pool, const SigmoidGateArgs& args) {
   pool.ParallelFor(size_t{args.n_rows} * args.n_cols, kActivations, [=](size_t begin, size_t end, uint32_t) {
     HWY_DYNAMIC_DISPATCH(MultiplySigmoid)(gate + begin, end - begin, values + begin);
   });
+}
+
+void GatedNorm(ThreadPool& pool, const GatedNormArgs& args) {
+  const auto* weight = Data<float>(args.weight);
+  auto* values = Data<float>(args.values);
+  const size_t dims = args.head_dim;
+  const auto* gates = Data<float>(args.gate) + args.gate_offset;
+  pool.ParallelFor(size_t{args.n_tokens} * args.n_heads, RowsOf(kActivations, dims),
+                   [=, &args](size_t begin, size_t end, uint32_t) {
+                     for (size_t row = begin; row < end; ++row) {
+                       const float* gate =
+                           gates + row / args.n_heads * args.gate_stride + row % args.n_heads * dims;
+                       HWY_DYNAMIC_DISPATCH(NormGated)(weight, gate, args.epsilon, dims, values + row * dims);
+                     }
+                   });
 }
 
 void GatherRows(ThreadPool& pool, const GatherRowsArgs& args) {

@@ -7,17 +7,10 @@
 #include "runtime/device/host/matmul_kernels.h"
 #include "runtime/device/host/matrix.h"
 #include "runtime/device/host/operations.h"
+#include "runtime/device/host/rounded_rows.h"
 
 namespace kvrun::host {
 namespace {
-
-// Activations that are rounded by the calling thread alone: sooner done than another one wakes up.
-constexpr size_t kSerialElements = size_t{16} * 1024;
-// Activations in use at a time: they stay in the second-level cache while panels go past.
-constexpr size_t kChunkBytes = size_t{512} * 1024;
-// A panel is unpacked where so many tokens are multiplied with it, and where it stays in that cache as well.
-constexpr size_t kUnpackFromTokens = 16;
-constexpr size_t kMaxUnpackedPanelBytes = size_t{128} * 1024;
 
 struct Product {
   explicit Product(const MatMulArgs& args)
@@ -95,85 +88,29 @@ void MultiplyFloats(ThreadPool& pool, const MatMulKernels& kernels, const Produc
   });
 }
 
-// Rounded activations of all tokens, in all workers' scratch together; before them, a panel for each worker.
-// The first n_wide tokens are in 16 bits, the others in 8.
-struct RoundedActivations {
-  RoundedActivations(ThreadPool& pool, size_t n_tokens, size_t wide_tokens, size_t blocks_per_token,
-                     size_t unpacked_panel_bytes)
-      : n_blocks(blocks_per_token), n_wide(wide_tokens), panel_bytes(unpacked_panel_bytes) {
-    const size_t wide_bytes = n_wide * n_blocks * sizeof(WideBlock);
-    const size_t n_narrow = (n_tokens - n_wide) * n_blocks;
-    const size_t n_masks = CeilDiv<size_t>(n_tokens - n_wide, kMaskTokens) * n_blocks;
-    const size_t bytes = wide_bytes + n_narrow * (sizeof(ActivationBlock) + sizeof(FineBlock)) + n_masks;
-    panels = pool.Scratch(0, panel_bytes + CeilDiv<size_t>(bytes, pool.size()));
-    std::byte* at = panels + panel_bytes * pool.size();
-    wide = reinterpret_cast<WideBlock*>(at);
-    blocks = reinterpret_cast<ActivationBlock*>(at + wide_bytes);
-    fine = reinterpret_cast<FineBlock*>(at + wide_bytes + n_narrow * sizeof(ActivationBlock));
-    has_fine = reinterpret_cast<uint8_t*>(at + bytes - n_masks);
-  }
-
-  // n tokens, at most kMaskTokens, from a multiple of that on. After n_wide come fewer than that.
-  void Round(const MatMulKernels& kernels, TensorType type, const float* x, size_t token, size_t n) const {
-    const size_t n_first = token < n_wide ? std::min(n, n_wide - token) : 0;
-    if (n_first > 0) {
-      kernels.quantize_wide(x + token * n_blocks * kBlockColumns, n_first, n_blocks, wide + token * n_blocks);
-    }
-    if (n_first == n) return;
-    token += n_first;
-    const size_t at = (token - n_wide) * n_blocks;
-    kernels.quantize(type, x + token * n_blocks * kBlockColumns, n - n_first, n_blocks, blocks + at,
-                     fine + at, has_fine + at / kMaskTokens);
-  }
-
-  // Of those in 8 bits.
-  ActivationTile Tile(size_t token) const {
-    token -= n_wide;
-    return {.blocks = blocks + token * n_blocks,
-            .fine = fine + token * n_blocks,
-            .has_fine = has_fine + token / kMaskTokens * n_blocks,
-            .first_bit = static_cast<uint32_t>(token % kMaskTokens)};
-  }
-
-  // Where a worker unpacks a panel; null: it does not.
-  std::byte* Panel(uint32_t worker) const {
-    return panel_bytes == 0 ? nullptr : panels + worker * panel_bytes;
-  }
-
-  static constexpr size_t kMaskTokens = 8;  // bits of has_fine
-  size_t n_blocks;
-  size_t n_wide;
-  size_t panel_bytes;  // 0: panels are multiplied as they are packed
-  std::byte* panels;
-  WideBlock* wide;          // [n_wide, n_blocks]
-  ActivationBlock* blocks;  // [n_tokens - n_wide, n_blocks]
-  FineBlock* fine;          // the same
-  uint8_t* has_fine;        // [(n_tokens - n_wide) / 8, n_blocks]
-};
-
 void MultiplyInt8(ThreadPool& pool, const MatMulKernels& kernels, const Product& product) {
   const PanelLayout& layout = product.matrix.layout();
   const size_t n_blocks = layout.n_blocks;
   const size_t unpacked_bytes = n_blocks * kMaxUnpackedBytes;
-  const bool unpacks = kernels.unpack != nullptr && product.n_tokens >= kUnpackFromTokens &&
+  const bool unpacks = kernels.unpack != nullptr && product.n_tokens >= kUnpackFromRows &&
                        unpacked_bytes <= kMaxUnpackedPanelBytes;
-  const bool takes_wide = kernels.takes_wide != nullptr && kernels.takes_wide(layout.type);
-  const size_t n_wide =
-      takes_wide ? product.n_tokens / kernels.int8_tile_tokens * kernels.int8_tile_tokens : 0;
-  const RoundedActivations activations(pool, product.n_tokens, n_wide, n_blocks,
-                                       unpacks ? unpacked_bytes : 0);
-  constexpr size_t kRows = RoundedActivations::kMaskTokens;
-  const auto quantize = [&](size_t begin, size_t end, uint32_t) {
+  // In all workers' scratch together; before it, a panel for each of them.
+  const size_t panel_bytes = unpacks ? unpacked_bytes : 0;
+  const size_t n_wide = RoundedRows::CountWide(kernels, layout.type, product.n_tokens);
+  const size_t bytes = RoundedRows::Bytes(product.n_tokens, n_wide, n_blocks);
+  std::byte* const panels = pool.Scratch(0, panel_bytes + CeilDiv<size_t>(bytes, pool.size()));
+  const RoundedRows rows(panels + panel_bytes * pool.size(), product.n_tokens, n_wide, n_blocks);
+  constexpr size_t kRows = RoundedRows::kMaskRows;
+  const auto round = [&](size_t begin, size_t end, uint32_t) {
     for (size_t t = begin; t < end; t += kRows)
-      activations.Round(kernels, layout.type, product.x, t, std::min(kRows, end - t));
+      rows.Round(kernels, layout.type, product.x + t * n_blocks * kBlockColumns, t, std::min(kRows, end - t));
   };
   if (product.n_tokens * n_blocks * kBlockColumns <= kSerialElements)
-    quantize(0, product.n_tokens, 0);
+    round(0, product.n_tokens, 0);
   else
-    pool.ParallelFor(product.n_tokens, kRows, quantize);
+    pool.ParallelFor(product.n_tokens, kRows, round);
 
-  const size_t row_bytes = n_blocks * (takes_wide ? sizeof(WideBlock) : sizeof(ActivationBlock));
-  const size_t chunk = std::max(kChunkBytes / row_bytes / kTileTokens * kTileTokens, size_t{kTileTokens});
+  const size_t chunk = ChunkRows(n_blocks, RoundedRows::CountWide(kernels, layout.type, kTileTokens) > 0);
   const bool takes_tiles = kernels.begin_int8 != nullptr && product.n_tokens >= kernels.int8_tile_tokens;
   pool.ParallelFor(product.n_rows, kPanelRows, [&](size_t begin, size_t end, uint32_t worker) {
     if (takes_tiles) kernels.begin_int8();
@@ -181,16 +118,12 @@ void MultiplyInt8(ThreadPool& pool, const MatMulKernels& kernels, const Product&
       const size_t last = std::min<size_t>(token + chunk, product.n_tokens);
       for (size_t row = begin; row < end; row += kPanelRows) {
         const std::byte* panel = product.matrix.panel(row / kPanelRows);
-        std::byte* unpacked = activations.Panel(worker);
+        std::byte* unpacked = unpacks ? panels + worker * panel_bytes : nullptr;
         if (unpacked != nullptr && !kernels.unpack(layout, panel, unpacked)) unpacked = nullptr;
-        ForTiles(
-            product, kernels.int8_tile_tokens, token, last, row, [&](size_t t, uint32_t n, TileSums& sums) {
-              if (t < n_wide)
-                return kernels.multiply_wide(layout, panel, unpacked, activations.wide + t * n_blocks, sums);
-              ActivationTile tile = activations.Tile(t);
-              tile.unpacked = unpacked;
-              kernels.multiply_int8(layout, panel, tile, n, sums);
-            });
+        ForTiles(product, kernels.int8_tile_tokens, token, last, row,
+                 [&](size_t t, uint32_t n, TileSums& sums) {
+                   rows.Multiply(kernels, layout, panel, unpacked, t, n, sums);
+                 });
       }
     }
     if (takes_tiles) kernels.end_int8();

@@ -21,6 +21,7 @@ namespace kvrun::host {
 void RmsNorm(ThreadPool& pool, const RmsNormArgs& args);
 void GatedUnit(ThreadPool& pool, const GatedUnitArgs& args);
 void SigmoidGate(ThreadPool& pool, const SigmoidGateArgs& args);
+void GatedNorm(ThreadPool& pool, const GatedNormArgs& args);
 void GatherRows(ThreadPool& pool, const GatherRowsArgs& args);
 void Copy(ThreadPool& pool, const CopyArgs& args);
 
@@ -33,14 +34,13 @@ Result<std::unique_ptr<Matrix>> PackMatrix(std::shared_ptr<MemoryAccount> accoun
 void MatMul(ThreadPool& pool, const MatMulArgs& args, bool exact);
 void Embed(ThreadPool& pool, const EmbedArgs& args);
 
-// experts.cc: mixtures of experts. exact: as in MatMul.
+// experts.cc, expert_matmul.cc: mixtures of experts. exact: as in MatMul.
 void ChooseExperts(ThreadPool& pool, const ChooseExpertsArgs& args);
 void ExpertMatMul(ThreadPool& pool, const ExpertMatMulArgs& args, bool exact);
 
 // short_convolution.cc, delta_rule.cc: layers that keep a state in place of KV.
 void ShortConvolution(ThreadPool& pool, const ShortConvolutionArgs& args);
 void DeltaRule(ThreadPool& pool, const DeltaRuleArgs& args);
-void GatedNorm(ThreadPool& pool, const GatedNormArgs& args);
 
 // attention.cc: KV in memory.
 void RopeAndStore(ThreadPool& pool, const AttentionArgs& args);

@@ -78,7 +78,7 @@ void RotateHead(const RopeShape& shape, const float* HWY_RESTRICT angles, float*
 
 void RopeHeadHere(const RopeShape& shape, const float* angles, const float* norm, float* head) {
   if (norm != nullptr) NormHead(shape, norm, head);
-  RotateHead(shape, angles, head);
+  if (shape.rotary_dim != 0) RotateHead(shape, angles, head);
 }
 
 void FloatsToHalvesHere(const float* from, size_t count, uint16_t* to) {

@@ -22,6 +22,8 @@
 #include <hwy/contrib/math/math-inl.h>
 #include <hwy/highway.h>
 
+#include "runtime/device/host/vector_math-inl.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace kvrun::host {
 namespace HWY_NAMESPACE {
@@ -33,9 +35,10 @@ using Floats = hn::CappedTag<float, 16>;
 // Keys that were loaded meet so many queries.
 constexpr uint32_t kQueriesAtOnce = 4;
 
-// scores[query, entry] = q . k[entry] * scale, with keys [head_dim, kBlockEntries].
+// scores[query, entry] = q . k[entry] * scale, with keys [head_dim, kBlockEntries]. score_cap: 0, or of
+// these.
 void ScoreQueries(const float* const* HWY_RESTRICT queries, const float* HWY_RESTRICT keys, uint32_t head_dim,
-                  float scale, float* HWY_RESTRICT scores) {
+                  float scale, float score_cap, float* HWY_RESTRICT scores) {
   const Floats d;
   using Vec = hn::Vec<Floats>;
   const size_t lanes = hn::Lanes(d);
@@ -58,6 +61,8 @@ void ScoreQueries(const float* const* HWY_RESTRICT queries, const float* HWY_RES
       hn::Store(hn::Mul(second[query], factor), d, scores + query * kBlockEntries + i + lanes);
     }
   }
+  for (size_t i = 0; score_cap > 0.0F && i < kQueriesAtOnce * kBlockEntries; i += lanes)
+    hn::Store(Capped(d, hn::Load(d, scores + i), score_cap), d, scores + i);
 }
 
 // The first `n_seen` scores into a row's largest score and its sum of weights.
@@ -168,7 +173,8 @@ class TileKeys {
   template <typename Visit>
   void Score(uint32_t kv_head, uint32_t block, uint32_t begin, uint32_t end, std::byte* memory,
              const Visit& visit) const {
-    const float scale = 1.0F / std::sqrt(static_cast<float>(head_dim_));
+    const float scale =
+        args_.score_scale != 0.0F ? args_.score_scale : 1.0F / std::sqrt(static_cast<float>(head_dim_));
     const uint32_t group = args_.n_heads / args_.kv_shape.n_kv_heads;
     const uint32_t n = (end - begin) * group;
     const auto row_of = [&](uint32_t i) { return begin + i / group; };
@@ -183,7 +189,10 @@ class TileKeys {
             Data<float>(args_.queries) + (size_t{row_of(at)} * args_.n_heads + head_of(at)) * head_dim_;
         sees = sees || n_seen(row_of(at), block) > 0;
       }
-      if (sees) HWY_DYNAMIC_DISPATCH(ScoreQueries)(queries, keys(memory), head_dim_, scale, scores(memory));
+      if (sees) {
+        HWY_DYNAMIC_DISPATCH(ScoreQueries)
+        (queries, keys(memory), head_dim_, scale, args_.score_cap, scores(memory));
+      }
       for (uint32_t i = 0; i < count; ++i) {
         visit(row_of(first + i), head_of(first + i), scores(memory) + size_t{i} * kBlockEntries);
       }

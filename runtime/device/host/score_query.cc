@@ -73,6 +73,7 @@ void Rotate(const AttentionArgs& attention, size_t token, float* head) {
     for (size_t i = 0; i < head_dim; ++i) head[i] *= factor * norms[i];
   }
   const size_t pairs = attention.rotary_dim / 2;
+  if (pairs == 0) return;
   const float* const angles = Data<float>(attention.angles) + token * pairs * 2;
   for (size_t i = 0; i < pairs; ++i) {
     float& first = head[attention.rope_halves ? i : 2 * i];
@@ -140,7 +141,9 @@ void ProjectRows(const ScoreArgs& args, const ScoreLayout& layout, size_t token,
   // Of a row's mean. Softmaxes are computed with powers of 2.
   const double factor = (args.reduction == HeadReduction::kSum ? 1.0 : std::numbers::log2e) /
                         (args.reduction == HeadReduction::kGqa ? group : 1);
-  const auto scale = static_cast<float>(factor / std::sqrt(head_dim));
+  const float own_scale = attention.score_scale;
+  const auto scale =
+      static_cast<float>(own_scale != 0.0F ? factor * own_scale : factor / std::sqrt(head_dim));
   const uint32_t sequence = Data<StepParams>(attention.step)->tokens[token].sequence;
   const float* const scales = Data<float>(args.sides.scales) + size_t{sequence} * rank;
   for (size_t row = 0; row < n_z; row += rank) {

@@ -74,6 +74,47 @@ HWY_INLINE V Exp2Near(D d, V x) {
   return hn::IfThenElse(is_nan, x, result);
 }
 
+// Within 2^-23 of tanh(x) for any x, relatively so for small ones.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V TanhOf(D d, V x) {
+  const V one = hn::Set(d, 1.0F);
+  const V magnitude = hn::Abs(x);
+  const V power = Exp2(d, hn::Mul(magnitude, hn::Set(d, -2.8853900817779268F)));  // e^-2|x|
+  const V large = hn::CopySign(hn::Div(hn::Sub(one, power), hn::Add(one, power)), x);
+  // The series, whose next term is below 2^-24 of x there.
+  const V square = hn::Mul(x, x);
+  V series = hn::MulAdd(square, hn::Set(d, -17.0F / 315.0F), hn::Set(d, 2.0F / 15.0F));
+  series = hn::MulAdd(series, square, hn::Set(d, -1.0F / 3.0F));
+  series = hn::MulAdd(series, hn::Mul(square, x), x);
+  return hn::IfThenElse(hn::Lt(magnitude, hn::Set(d, 0.2F)), series, large);
+}
+
+// A score's cap, above 0: AttentionArgs::score_cap.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V Capped(D d, V score, float cap) {
+  return hn::Mul(hn::Set(d, cap), TanhOf(d, hn::Mul(score, hn::Set(d, 1.0F / cap))));
+}
+
+// Division takes as long as all else in an activation. Where reciprocals have 14 bits, a step makes them
+// floats.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V Divide(D d, V a, V b) {
+#if HWY_TARGET <= HWY_AVX3
+  const V reciprocal = hn::ApproximateReciprocal(b);
+  return hn::Mul(a, hn::Mul(reciprocal, hn::NegMulAdd(b, reciprocal, hn::Set(d, 2.0F))));
+#else
+  (void)d;
+  return hn::Div(a, b);
+#endif
+}
+
+// x / (1 + e^-x).
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V Silu(D d, V x) {
+  const V exponent = hn::Min(hn::Mul(x, hn::Set(d, -1.4426950408889634F)), hn::Set(d, 127.0F));
+  return Divide(d, x, hn::Add(hn::Set(d, 1.0F), Exp2(d, exponent)));
+}
+
 // Lanes [0, n) of what lies at `from`, zeros beyond. Up to a vector of memory after them may be read.
 template <class D>
 HWY_INLINE hn::Vec<D> LoadFirst(D d, const float* from, size_t n) {
