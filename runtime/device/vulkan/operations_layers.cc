@@ -131,8 +131,9 @@ Status VulkanCommandList::Launch(const ExpertMatMulArgs& args) {
   KVRUN_CHECK(args.n_rows != 0 && args.weight->n_rows() % args.n_rows == 0);
   if (args.weights == nullptr) return ExpertProducts(args, 0, args.n_tokens, MemoryOrEmpty(args.output));
   const uint64_t token_bytes = uint64_t{args.n_used} * args.n_rows * sizeof(float);
-  const uint32_t at_once = static_cast<uint32_t>(
-      std::clamp<uint64_t>(kMostProductBytes / token_bytes, 1, std::max(args.n_tokens, 1U)));
+  const uint64_t most_bytes = std::min(kMostProductBytes, device_.info().max_buffer_bytes);
+  const auto at_once =
+      static_cast<uint32_t>(std::clamp<uint64_t>(most_bytes / token_bytes, 1, std::max(args.n_tokens, 1U)));
   for (uint32_t first = 0; first < args.n_tokens; first += at_once) {
     const uint32_t n = std::min(at_once, args.n_tokens - first);
     KVRUN_ASSIGN_OR_RETURN(const DeviceBuffer* const products,
