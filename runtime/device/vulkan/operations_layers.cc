@@ -18,11 +18,11 @@ constexpr uint32_t kMostTaps = 8;
 constexpr uint32_t kMostStateDims = 256;
 
 // Of rows that are one sequence's; and how many such spans a step has.
-struct Spans {
+struct StepSpans {
   uint32_t tokens = 0;
   uint32_t count = 0;
 
-  Spans(bool of_prompt, uint32_t n_tokens)
+  StepSpans(bool of_prompt, uint32_t n_tokens)
       : tokens(of_prompt ? n_tokens : 1), count(of_prompt ? 1 : n_tokens) {}
 };
 
@@ -153,7 +153,7 @@ Status VulkanCommandList::Launch(const ExpertMatMulArgs& args) {
 
 Status VulkanCommandList::Launch(const ShortConvolutionArgs& args) {
   KVRUN_CHECK(args.n_taps >= 2 && args.n_taps <= kMostTaps);
-  const Spans spans(args.of_prompt, args.n_tokens);
+  const StepSpans spans(args.of_prompt, args.n_tokens);
   const ShortConvolutionParams params{
       .n_channels = args.n_channels, .input_stride = args.input_stride, .span_tokens = spans.tokens};
   const KernelChoice kernel{.variant = "short_convolution_f32_floor",
@@ -187,7 +187,7 @@ Status VulkanCommandList::Launch(const DeltaRuleArgs& args) {
       Binding{MemoryOrEmpty(args.constants), Access::kRead}, Binding{gates, Access::kWrite}};
   KVRUN_RETURN_IF_ERROR(
       Record({.kernel = gates_kernel, .storage = gates_storage, .params = ParamBytes(gates_params)}));
-  const Spans spans(args.of_prompt, args.n_tokens);
+  const StepSpans spans(args.of_prompt, args.n_tokens);
   const DeltaRuleParams params{
       .n_key_heads = args.n_key_heads, .n_value_heads = args.n_value_heads, .span_tokens = spans.tokens};
   const KernelChoice kernel{
