@@ -157,6 +157,7 @@ HWY_INLINE void ForVectors(size_t n_cols, const F& function) {
   size_t j = 0;
   for (; j + kDeltaTileVectors * kDeltaLanes <= n_cols; j += kDeltaTileVectors * kDeltaLanes)
     function.template operator()<kDeltaTileVectors>(j);
+  for (; j + 2 * kDeltaLanes <= n_cols; j += 2 * kDeltaLanes) function.template operator()<2>(j);
   for (; j < n_cols; j += kDeltaLanes) function.template operator()<1>(j);
 }
 
@@ -241,7 +242,7 @@ void MultiplyKeys(const DeltaChunk& at, size_t n_rows) {
 void AttendChunk(const DeltaChunk& at, size_t n_rows) {
   const DeltaTag d;
   const size_t dims = at.dims;
-  Multiply({at.keys(), dims, at.state(), dims, n_rows, at.head_dim, dims, nullptr, at.outputs(), dims},
+  Multiply({at.keys(), dims, at.state, dims, n_rows, at.head_dim, dims, nullptr, at.outputs(), dims},
            DeltaInner::kAll);
   for (size_t t = 0; t < n_rows; ++t) {
     const DeltaVec left = hn::Set(d, at.left()[t]);
@@ -254,7 +255,7 @@ void AttendChunk(const DeltaChunk& at, size_t n_rows) {
   }
   WeighProducts(at, n_rows);
   Solve(at.system(), n_rows, dims, at.writes());
-  Multiply({at.queries(), dims, at.state(), dims, n_rows, at.head_dim, dims, nullptr, at.outputs(), dims},
+  Multiply({at.queries(), dims, at.state, dims, n_rows, at.head_dim, dims, nullptr, at.outputs(), dims},
            DeltaInner::kAll);
   Multiply(
       {at.weights(), kDeltaChunk, at.writes(), dims, n_rows, n_rows, dims, at.left(), at.outputs(), dims},
@@ -268,7 +269,7 @@ void AttendChunk(const DeltaChunk& at, size_t n_rows) {
   }
   std::fill_n(at.state_scales(), at.head_dim, at.left()[n_rows - 1]);
   Multiply({at.turned_keys(), kDeltaChunk, at.writes(), dims, at.head_dim, n_rows, dims, at.state_scales(),
-            at.state(), dims},
+            at.state, dims},
            DeltaInner::kAll);
 }
 

@@ -60,8 +60,7 @@ class DeltaHeads {
   float Decay(size_t row, size_t head) const {
     const float x = Gates(row)[args_.alpha_offset + head] + constants_[args_.n_value_heads + head];
     const float softplus = std::max(x, 0.0F) + std::log1p(std::exp(-std::abs(x)));
-    // std::max may lose what is no number.
-    return std::exp(constants_[head] * (std::isnan(x) ? x : softplus));
+    return std::exp(constants_[head] * softplus);
   }
   float Beta(size_t row, size_t head) const {
     return 1.0F / (1.0F + std::exp(-Gates(row)[args_.beta_offset + head]));
@@ -126,7 +125,7 @@ class PromptHeads {
   PromptHeads(const DeltaRuleArgs& args, size_t key_head, std::byte* memory)
       : args_(args), heads_(args), key_head_(key_head), at_(args.head_dim, memory) {}
 
-  // State is in its place between chunks: other value heads take turns with this memory.
+  // Value heads take turns with this memory.
   void Run(size_t first_head, size_t n_heads) {
     for (size_t first = 0; first < args_.n_tokens; first += kDeltaChunk) {
       const size_t n = std::min(kDeltaChunk, args_.n_tokens - first);
@@ -157,13 +156,15 @@ class PromptHeads {
     }
   }
 
-  void LoadHead(size_t first, size_t n, size_t n_rows, size_t head) const {
+  void LoadHead(size_t first, size_t n, size_t n_rows, size_t head) {
     const size_t head_dim = at_.head_dim;
-    const float* const state = heads_.State(0, head);
-    for (size_t i = 0; i < head_dim; ++i) {
-      float* const to = at_.state() + i * at_.dims;
-      std::fill_n(to, at_.dims, 0.0F);
-      if (first > 0 || !heads_.IsFirst(0)) std::copy_n(state + i * head_dim, head_dim, to);
+    float* const state = heads_.State(0, head);
+    if (first == 0 && heads_.IsFirst(0)) std::fill_n(state, head_dim * head_dim, 0.0F);
+    at_.state = at_.needs_copy() ? at_.copied_state() : state;
+    for (size_t i = 0; at_.needs_copy() && i < head_dim; ++i) {
+      float* const to = at_.state + i * at_.dims;
+      std::copy_n(state + i * head_dim, head_dim, to);
+      std::fill(to + head_dim, to + at_.dims, 0.0F);
     }
     std::fill_n(at_.writes(), n_rows * at_.dims, 0.0F);
     float left = 1.0F;
@@ -181,9 +182,8 @@ class PromptHeads {
 
   void StoreHead(size_t first, size_t n, size_t head) const {
     const size_t head_dim = at_.head_dim;
-    float* const state = heads_.State(0, head);
-    for (size_t i = 0; i < head_dim; ++i)
-      std::copy_n(at_.state() + i * at_.dims, head_dim, state + i * head_dim);
+    for (size_t i = 0; at_.needs_copy() && i < head_dim; ++i)
+      std::copy_n(at_.state + i * at_.dims, head_dim, heads_.State(0, head) + i * head_dim);
     for (size_t t = 0; t < n; ++t)
       std::copy_n(at_.outputs() + t * at_.dims, head_dim, heads_.Output(first + t, head));
   }

@@ -29,11 +29,15 @@ struct DeltaChunk {
   DeltaChunk(size_t n_dims, std::byte* bytes)
       : head_dim(n_dims), dims(RoundUp(n_dims, kDeltaPad)), memory(reinterpret_cast<float*>(bytes)) {}
 
-  float* state() const { return memory; }                                // [head_dim, dims]
-  float* keys() const { return state() + head_dim * dims; }              // [kDeltaChunk, dims]
-  float* queries() const { return keys() + kDeltaChunk * dims; }         // the same
-  float* turned_keys() const { return queries() + kDeltaChunk * dims; }  // [head_dim, kDeltaChunk]
-  float* writes() const { return turned_keys() + kDeltaChunk * dims; }   // values, then u
+  // Where the state lies that is worked on, [head_dim, dims]: in its own place, where rows are whole vectors
+  // there, else here.
+  float* state = nullptr;
+  bool needs_copy() const { return head_dim != dims; }
+  float* copied_state() const { return memory; }
+  float* keys() const { return memory + (needs_copy() ? head_dim * dims : 0); }  // [kDeltaChunk, dims]
+  float* queries() const { return keys() + kDeltaChunk * dims; }                 // the same
+  float* turned_keys() const { return queries() + kDeltaChunk * dims; }          // [head_dim, kDeltaChunk]
+  float* writes() const { return turned_keys() + kDeltaChunk * dims; }           // values, then u
   float* outputs() const { return writes() + kDeltaChunk * dims; }
   // [kDeltaChunk, kDeltaChunk] each.
   float* key_products() const { return outputs() + kDeltaChunk * dims; }

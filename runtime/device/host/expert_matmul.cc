@@ -53,9 +53,12 @@ class ExpertProducts {
     return input_ + size_t{is_sum() ? use : use / args_.n_used} * layout_.n_cols;
   }
   bool is_sum() const { return args_.weights != nullptr; }
+  // Of float types kernels round nothing.
+  size_t CountWide(size_t n_rows) const {
+    return rounds_ ? RoundedRows::CountWide(kernels_, layout_.type, n_rows) : 0;
+  }
   RoundedRows RowsOf(const Segment& segment) const {
-    return {rows_ + segment.begin, segment.n_uses,
-            RoundedRows::CountWide(kernels_, layout_.type, segment.n_uses), layout_.n_blocks};
+    return {rows_ + segment.begin, segment.n_uses, CountWide(segment.n_uses), layout_.n_blocks};
   }
   std::byte* WorkerMemory(uint32_t worker) const { return workers_ + worker * worker_bytes_; }
 

@@ -214,7 +214,7 @@ void AddLayerChecks(Checks& checks) {
     Add(checks, fmt::format("sigmoid_gate ({} columns)", n),
         [=](HostDevice& device) { return CheckSigmoidGate(device, n); });
   }
-  Add(checks, "copy", CheckCopy);
+  Add(checks, "copy, sigmoid_gate", CheckCopy);
   for (const auto& [n_experts, n_used] : {std::pair{128U, 8U}, std::pair{7U, 7U}}) {
     Add(checks, fmt::format("choose_experts ({} of {})", n_used, n_experts),
         [n_experts = n_experts, n_used = n_used](HostDevice& device) {

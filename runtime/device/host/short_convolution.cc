@@ -20,7 +20,7 @@
 namespace kvrun::host {
 
 // Channels that are computed together, a row after another: what rows before left of them stays in the cache.
-inline constexpr size_t kConvolvedChannels = 64;
+inline constexpr size_t kConvolvedChannels = 256;
 inline constexpr size_t kMostTaps = 8;
 
 // Some rows of one sequence, of channels from the first on; at most kConvolvedChannels.
@@ -127,7 +127,7 @@ namespace {
 HWY_EXPORT(ConvolveRows);
 
 // Rows of as many channels that are worth a second thread.
-constexpr size_t kConvolutionGrain = 64;
+constexpr size_t kConvolutionGrain = 16;
 
 }  // namespace
 

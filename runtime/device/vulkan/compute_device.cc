@@ -269,15 +269,17 @@ uint64_t VulkanComputeDevice::AttendScratchBytes(const AttentionArgs& args) cons
 
 Result<std::shared_ptr<const VulkanBuffer>> VulkanComputeDevice::GetWorkspace(Workspace which,
                                                                               uint64_t size_bytes) {
-  const std::lock_guard lock(mutex_);
   std::shared_ptr<const VulkanBuffer>& kept = workspaces_.at(static_cast<size_t>(which));
-  if (kept == nullptr || kept->size_bytes() < size_bytes) {
-    kept = nullptr;  // before the larger one is there, unless a list needs it
-    const uint64_t rounded =
-        std::min(std::bit_ceil(size_bytes), std::max(info_.max_buffer_bytes, size_bytes));
-    KVRUN_ASSIGN_OR_RETURN(kept,
-                           NewBuffer(rounded, BufferUse::kDevice, MemoryKind::kDeviceLocal, "workspace", 1));
+  {
+    const std::lock_guard lock(mutex_);
+    if (kept != nullptr && kept->size_bytes() >= size_bytes) return kept;
+    kept = nullptr;  // before there is a larger one, unless a list needs it
   }
+  const uint64_t rounded = std::min(std::bit_ceil(size_bytes), std::max(info_.max_buffer_bytes, size_bytes));
+  KVRUN_ASSIGN_OR_RETURN(const std::shared_ptr<const VulkanBuffer> made,
+                         NewBuffer(rounded, BufferUse::kDevice, MemoryKind::kDeviceLocal, "workspace", 1));
+  const std::lock_guard lock(mutex_);
+  if (kept == nullptr || kept->size_bytes() < rounded) kept = made;
   return kept;
 }
 

@@ -18,11 +18,11 @@ constexpr uint32_t kMostTaps = 8;
 constexpr uint32_t kMostStateDims = 256;
 
 // Of rows that are one sequence's; and how many such spans a step has.
-struct Spans {
+struct StepSpans {
   uint32_t tokens = 0;
   uint32_t count = 0;
 
-  Spans(bool of_prompt, uint32_t n_tokens)
+  StepSpans(bool of_prompt, uint32_t n_tokens)
       : tokens(of_prompt ? n_tokens : 1), count(of_prompt ? 1 : n_tokens) {}
 };
 
@@ -131,8 +131,9 @@ Status VulkanCommandList::Launch(const ExpertMatMulArgs& args) {
   KVRUN_CHECK(args.n_rows != 0 && args.weight->n_rows() % args.n_rows == 0);
   if (args.weights == nullptr) return ExpertProducts(args, 0, args.n_tokens, MemoryOrEmpty(args.output));
   const uint64_t token_bytes = uint64_t{args.n_used} * args.n_rows * sizeof(float);
-  const uint32_t at_once = static_cast<uint32_t>(
-      std::clamp<uint64_t>(kMostProductBytes / token_bytes, 1, std::max(args.n_tokens, 1U)));
+  const uint64_t most_bytes = std::min(kMostProductBytes, device_.info().max_buffer_bytes);
+  const auto at_once =
+      static_cast<uint32_t>(std::clamp<uint64_t>(most_bytes / token_bytes, 1, std::max(args.n_tokens, 1U)));
   for (uint32_t first = 0; first < args.n_tokens; first += at_once) {
     const uint32_t n = std::min(at_once, args.n_tokens - first);
     KVRUN_ASSIGN_OR_RETURN(const DeviceBuffer* const products,
@@ -152,7 +153,7 @@ Status VulkanCommandList::Launch(const ExpertMatMulArgs& args) {
 
 Status VulkanCommandList::Launch(const ShortConvolutionArgs& args) {
   KVRUN_CHECK(args.n_taps >= 2 && args.n_taps <= kMostTaps);
-  const Spans spans(args.of_prompt, args.n_tokens);
+  const StepSpans spans(args.of_prompt, args.n_tokens);
   const ShortConvolutionParams params{
       .n_channels = args.n_channels, .input_stride = args.input_stride, .span_tokens = spans.tokens};
   const KernelChoice kernel{.variant = "short_convolution_f32_floor",
@@ -186,7 +187,7 @@ Status VulkanCommandList::Launch(const DeltaRuleArgs& args) {
       Binding{MemoryOrEmpty(args.constants), Access::kRead}, Binding{gates, Access::kWrite}};
   KVRUN_RETURN_IF_ERROR(
       Record({.kernel = gates_kernel, .storage = gates_storage, .params = ParamBytes(gates_params)}));
-  const Spans spans(args.of_prompt, args.n_tokens);
+  const StepSpans spans(args.of_prompt, args.n_tokens);
   const DeltaRuleParams params{
       .n_key_heads = args.n_key_heads, .n_value_heads = args.n_value_heads, .span_tokens = spans.tokens};
   const KernelChoice kernel{

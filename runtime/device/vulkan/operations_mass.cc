@@ -16,7 +16,7 @@ MassFormParams FormParams(const MassForm& form) {
           .rows = static_cast<uint32_t>(form.rows)};
 }
 
-float ScaleOf(const RowMassArgs& args) {
+float ScoreScaleOf(const RowMassArgs& args) {
   if (args.score_scale != 0.0F) return args.score_scale;
   return 1.0F / std::sqrt(static_cast<float>(args.kv_shape.head_dim));
 }
@@ -37,7 +37,7 @@ RowMassParams ParamsOf(const RowMassArgs& args) {
           .is_first = args.is_first ? 1U : 0U,
           .mass_stride = args.mass_stride,
           .mass_begin = args.mass_begin,
-          .scale = ScaleOf(args),
+          .scale = ScoreScaleOf(args),
           .score_cap = args.score_cap};
 }
 
