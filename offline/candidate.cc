@@ -7,6 +7,7 @@
 #include <cmath>
 #include <utility>
 
+#include "runtime/kv/plan/kv_names.h"
 #include "runtime/kv/planner/kv_plan_layers.h"
 #include "runtime/kv/planner/plan_kv.h"
 
@@ -64,18 +65,18 @@ NamedKvOptions NamesOf(const Candidate& candidate, const KvPlan& plan) {
                             {"sinks", std::to_string(kSinkEntries)},
                             {"group", std::to_string(candidate.group_tokens)},
                             {"select", std::to_string(plan.selected_entries())},
-                            {"reuse", std::to_string(plan.n_cache_slots)},
+                            {"reuse", std::to_string(plan.slots.n_cache_slots)},
                             {"static", fmt::format("{}", plan.has_statics() ? candidate.static_share : 0.0)},
                             {"window", std::to_string(candidate.window_entries)},
                             {"rank", std::to_string(candidate.rank)},
                             {"index", std::string(KvTypeName(candidate.index_type))},
                             {"heads", std::string(HeadReductionName(candidate.heads))},
                             {"policy", candidate.policy}};
-  if (plan.n_sampled > 0) {
-    options.emplace_back("sample", std::to_string(plan.n_sampled * plan.record.group_tokens));
+  if (plan.choice.n_sampled > 0) {
+    options.emplace_back("sample", std::to_string(plan.choice.n_sampled * plan.record.group_tokens));
   }
   // Said in any case: what reads by itself depends on the machine.
-  options.emplace_back("reads", fmt::format("{:.4g}", plan.reads_per_layer));
+  options.emplace_back("reads", fmt::format("{:.4g}", plan.slots.reads_per_layer));
   if (candidate.adapts) options.emplace_back("adapt", "on");
   if (!candidate.adapter.empty()) options.emplace_back("adapter", candidate.adapter);
   return options;
@@ -102,10 +103,11 @@ std::vector<T> Beside(const std::vector<T>& values, const T& value) {
 
 // What a part of the cache's groups takes is what all of them take: only M changes.
 KvPlan ChoosingLess(KvPlan plan, uint32_t percent, const SearchSetting& setting) {
-  const uint32_t n_free = plan.n_chosen - plan.n_pinned;
+  const uint32_t n_free = plan.choice.n_chosen - plan.choice.n_pinned;
   if (percent >= 100) return plan;
-  plan.n_chosen = plan.n_pinned + std::max(n_free * percent / 100, 1U);
-  if (!plan.layer_extra.empty()) ShareAmongLayers(setting.layer_shares, plan);
+  const bool has_layer_shares = plan.has_layer_shares;
+  plan.SetCounts(plan.choice.n_pinned + std::max(n_free * percent / 100, 1U), plan.slots.n_cache_slots);
+  if (has_layer_shares) ShareAmongLayers(setting.layer_shares, plan);
   return plan;
 }
 
@@ -156,7 +158,7 @@ Result<SizedCandidate> SizeCandidate(const Candidate& candidate, const SearchSet
   if (candidate.static_share > 0.0 && !plan.has_statics()) {
     return Status(StatusCode::kOutOfMemory, "the budget leaves no room for a static set");
   }
-  if (candidate.pool_entries > 0 && plan.n_pool_slots == 0) {
+  if (candidate.pool_entries > 0 && plan.slots.n_pool_slots == 0) {
     return Status(StatusCode::kInvalidArgument, "all that is selected has slots");
   }
   KVRUN_ASSIGN_OR_RETURN(plan, LimitReads(plan, candidate, options, setting));
@@ -180,14 +182,14 @@ Result<SizedCandidate> BudgetsOwnChoice(const SearchSetting& setting) {
   candidate.v_type = plan.record.v_type;
   candidate.rank = plan.index.rank;
   candidate.index_type = plan.index.type;
-  candidate.heads = plan.heads;
-  candidate.window_entries = plan.window_entries;
-  candidate.policy = plan.policy;
-  candidate.static_share = plan.has_statics() ? plan.statics.share.share : 0.0;
-  if (plan.n_pool_slots > 0) candidate.pool_entries = plan.selected_entries();
+  candidate.heads = plan.choice.heads;
+  candidate.window_entries = plan.window.n_entries;
+  candidate.policy = plan.slots.policy;
+  candidate.static_share = plan.has_statics() ? plan.static_share().share : 0.0;
+  if (plan.slots.n_pool_slots > 0) candidate.pool_entries = plan.selected_entries();
   if (plan.limits_reads() && FreeGroups(plan) > 0) {
     candidate.reads_percent =
-        static_cast<uint32_t>(std::lround(100.0 * plan.reads_per_layer / FreeGroups(plan)));
+        static_cast<uint32_t>(std::lround(100.0 * plan.slots.reads_per_layer / FreeGroups(plan)));
   }
   SizedCandidate own{candidate, std::move(plan), {}};
   own.options = NamesOf(candidate, own.plan);
@@ -251,7 +253,7 @@ std::vector<SizedCandidate> AllCandidates(const SearchSetting& setting) {
   std::vector<SizedCandidate> small;
   Candidate candidate;
   const auto keep = [&](SizedCandidate sized) {
-    const bool has_all = sized.plan.n_chosen == sized.plan.n_groups();
+    const bool has_all = sized.plan.choice.n_chosen == sized.plan.n_groups();
     const bool is_enough = sized.plan.selected_entries() >= kFewestEntries || has_all;
     (is_enough ? all : small).push_back(std::move(sized));
   };

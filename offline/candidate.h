@@ -11,6 +11,7 @@
 #include "platform/base/status.h"
 #include "runtime/engine/config/config_file.h"
 #include "runtime/kv/plan/kv_plan.h"
+#include "runtime/kv/plan/kv_plan_input.h"
 
 namespace kvrun::offline {
 
@@ -31,7 +32,7 @@ struct Candidate {
   bool adapts = false;         // KvOptions::adapt; with pool_entries
   double static_share = 0.0;   // StaticPlan; not where M is less than C
   // Below 100: of M, what is not pinned, a layer reads so much in a step on average
-  // (KvPlan::reads_per_layer). Only where all of M has slots.
+  // (KvSlotPlan::reads_per_layer). Only where all of M has slots.
   uint32_t reads_percent = 100;
   std::string policy = "lru";
   std::string adapter;  // its file; empty: computed from each prompt
@@ -55,9 +56,11 @@ struct SearchSetting {
 
 // Of a stream of a layer: groups that a step needs and that are not pinned, chosen or drawn; and own slots
 // for such.
-inline uint32_t FreeGroups(const KvPlan& plan) { return plan.n_chosen - plan.n_pinned + plan.n_sampled; }
+inline uint32_t FreeGroups(const KvPlan& plan) {
+  return plan.choice.n_chosen - plan.choice.n_pinned + plan.choice.n_sampled;
+}
 inline uint32_t FreeSlots(const KvPlan& plan) {
-  return plan.n_cache_slots - std::min(plan.n_cache_slots, plan.n_pinned);
+  return plan.slots.n_cache_slots - std::min(plan.slots.n_cache_slots, plan.choice.n_pinned);
 }
 
 struct SizedCandidate {
@@ -67,7 +70,7 @@ struct SizedCandidate {
   NamedKvOptions options;
 
   uint32_t grouped_entries() const { return FreeGroups(plan) * plan.record.group_tokens; }
-  uint32_t reuse_groups() const { return plan.n_cache_slots; }
+  uint32_t reuse_groups() const { return plan.slots.n_cache_slots; }
 };
 
 // kOutOfMemory where the budget does not hold it, or not its static set; kInvalidArgument where pool_entries

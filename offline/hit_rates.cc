@@ -82,19 +82,20 @@ double HitRates::Table(uint32_t group_tokens, uint32_t select_entries, double ca
 
 double HitRates::Rate(const SizedCandidate& candidate, const std::string& policy) const {
   const KvPlan& plan = candidate.plan;
-  if (plan.n_cache_slots >= plan.n_groups()) return 1.0;
+  if (plan.slots.n_cache_slots >= plan.n_groups()) return 1.0;
   const Capacity capacity = CapacityOf(candidate);
   const double misses =
       1.0 - Table(plan.record.group_tokens, capacity.select_entries, capacity.of_slots, policy);
   const double rate =
       capacity.with_slots * (1.0 - std::clamp(misses * std::exp(log_miss_correction_), kFewestMisses, 1.0));
   if (!plan.limits_reads() || FreeGroups(plan) == 0) return rate;
-  return std::max(rate, 1.0 - plan.reads_per_layer / FreeGroups(plan));
+  return std::max(rate, 1.0 - plan.slots.reads_per_layer / FreeGroups(plan));
 }
 
 void HitRates::Correct(const SizedCandidate& candidate, double measured_rate) {
   // A limit of reads says nothing of the text.
-  if (candidate.plan.n_cache_slots >= candidate.plan.n_groups() || candidate.plan.limits_reads()) return;
+  if (candidate.plan.slots.n_cache_slots >= candidate.plan.n_groups() || candidate.plan.limits_reads())
+    return;
   const double with_slots = CapacityOf(candidate).with_slots;
   if (with_slots <= 0.0) return;
   const auto misses = [&](double rate) { return std::clamp(1.0 - rate / with_slots, kFewestMisses, 1.0); };
@@ -109,7 +110,8 @@ std::string HitRates::BestPolicy(const SizedCandidate& candidate) const {
   double best_rate = Rate(candidate, best);
   for (const ReplacementPolicy& policy : ReplacementPolicies()) {
     const KvPlan& plan = candidate.plan;
-    const bool has_equal_capacity = plan.n_chosen == plan.n_cache_slots && plan.n_pool_slots == 0;
+    const bool has_equal_capacity =
+        plan.choice.n_chosen == plan.slots.n_cache_slots && plan.slots.n_pool_slots == 0;
     if (policy.needs_equal_capacity && !has_equal_capacity) continue;
     // They take memory that the plan has not counted.
     if (policy.goes_by_frequency || policy.goes_by_changes) continue;

@@ -126,8 +126,8 @@ std::map<std::string, uint32_t> ShapeOf(const Point& point, const BenchmarkResul
   }
   const KvPlan& plan = result.report->plan;
   shape.insert({{"group", plan.record.group_tokens},
-                {"entries", std::min(point.ctx, plan.n_chosen * plan.record.group_tokens +
-                                                    plan.statics.n_entries + plan.window_entries)},
+                {"entries", std::min(point.ctx, plan.choice.n_chosen * plan.record.group_tokens +
+                                                    plan.n_statics() + plan.window.n_entries)},
                 {"k_type", TypeNumber(plan.record.k_type)},
                 {"v_type", TypeNumber(plan.record.v_type)}});
   if (plan.index.rank != 0) {

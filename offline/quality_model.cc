@@ -39,7 +39,7 @@ constexpr size_t kTerms = kBeliefs.size();
 constexpr double kNoise = 0.06;
 
 uint32_t AttendedEntries(const KvPlan& plan) {
-  return plan.selected_entries() + plan.n_sampled * plan.record.group_tokens;
+  return plan.selected_entries() + plan.choice.n_sampled * plan.record.group_tokens;
 }
 
 std::array<double, kTerms> Terms(const SizedCandidate& sized) {

@@ -98,15 +98,15 @@ TimePoint PointOf(const SearchSetting& setting, const KvPlan& plan, const StepRe
   point.ctx = setting.ctx;
   point.n_layers = setting.model.n_layers;
   point.n_streams = plan.n_streams;
-  point.chosen_groups = plan.n_pinned + static_cast<uint32_t>(std::lround(n_free));
+  point.chosen_groups = plan.choice.n_pinned + static_cast<uint32_t>(std::lround(n_free));
   point.group_tokens = plan.record.group_tokens;
   point.heads_per_record = plan.record.n_heads;
-  point.window_entries = plan.window_entries + plan.statics.n_entries;
+  point.window_entries = plan.window.n_entries + plan.n_statics();
   point.rank = plan.index.rank;
   point.index_type = plan.index.type;
   point.k_type = plan.record.k_type;
   point.v_type = plan.record.v_type;
-  point.per_kv_head = plan.heads == HeadReduction::kPerKvHead;
+  point.per_kv_head = plan.choice.heads == HeadReduction::kPerKvHead;
   point.record_bytes = (record_bytes + alignment - 1) / alignment * alignment;
   point.loads = static_cast<double>(point.n_layers) * plan.n_streams * n_free * (1.0 - reads.hit_rate);
   point.reads = point.loads * reads.reads_per_load;

@@ -55,7 +55,8 @@ kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_op
     KVRUN_ASSIGN_OR_RETURN(kvrun::KvPlan plan,
                            kvrun::PlanSessionKv(*model->model, session.kv, n_ctx, session.n_sequences));
     const std::vector<std::string> notes = kvrun::ContextNotes(n_ctx, config);
-    plan.notes.insert(plan.notes.begin(), notes.begin(), notes.end());
+    std::vector<std::string>& of_plan = plan.notes.for_people;
+    of_plan.insert(of_plan.begin(), notes.begin(), notes.end());
     kvrun::capi::Json info = kvrun::capi::KvPlanInfo(plan);
     const std::string& named = session.kv.storage.folder;
     info["folder"] = plan.method.is_on_flash()

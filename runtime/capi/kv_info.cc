@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "runtime/kv/plan/kv_names.h"
 #include "runtime/kv/planner/describe_plan.h"
 #include "runtime/kv/planner/kv_option_table.h"
 
@@ -31,14 +32,14 @@ Json PartsInfo(const KvPlan& plan) {
 Json SizesInfo(const KvPlan& plan) {
   constexpr uint64_t kNoBudget = std::numeric_limits<uint64_t>::max();
   return {{"method", plan.method.name},
-          {"full_bytes", plan.full_bytes},
-          {"budget_bytes", plan.budget_bytes == kNoBudget ? Json() : Json(plan.budget_bytes)},
+          {"full_bytes", plan.budget.full_bytes},
+          {"budget_bytes", plan.budget.bytes == kNoBudget ? Json() : Json(plan.budget.bytes)},
           {"prefill_bytes", plan.prefill_bytes()},
           {"decode_bytes", plan.decode_bytes()},
           {"parts", PartsInfo(plan)}};
 }
 
-Json ClustersInfo(const ClusterPlan& clusters) {
+Json ClustersInfo(const ClustersPlan& clusters) {
   return {{"cluster", clusters.mean_entries},
           {"cluster_max", clusters.max_entries},
           {"cluster_room", clusters.n_clusters},
@@ -53,7 +54,7 @@ Json ClustersInfo(const ClusterPlan& clusters) {
 bool GoesByScore(const KvPlan& plan) { return plan.method.goes_by_score(); }
 
 Json StaticInfo(const KvPlan& plan) {
-  const StaticPlan& statics = plan.statics;
+  const StaticPlan& statics = plan.of_groups().statics;
   const bool is_by_score = GoesByScore(plan);
   return {{"entries", statics.n_entries},
           {"share", statics.share.share},
@@ -74,8 +75,7 @@ Json ReadingInfo(const ReadingPlan& reading) {
           {"limited_by", reading.is_limited_by_time ? "time" : "budget"}};
 }
 
-Json KeptInfo(const KvPlan& plan) {
-  const KeptPlan& kept = plan.kept;
+Json KeptInfo(const KvPlan& plan, const KeptPlan& kept) {
   const bool is_by_score = GoesByScore(plan);
   return {{"entries", kept.n_entries},
           {"most_entries", kept.most_entries},
@@ -143,10 +143,11 @@ namespace {
 
 // Null where all layers select as many.
 Json LayersInfo(const KvPlan& plan) {
-  if (plan.layer_extra.empty()) return Json();
+  if (!plan.has_layer_shares) return Json();
   Json entries = Json::array();
-  for (const int32_t extra : plan.layer_extra) {
-    entries.push_back(plan.selected_entries() + extra * static_cast<int32_t>(plan.record.group_tokens));
+  for (const KvLayerPlan& layer : plan.layers) {
+    const int64_t more = int64_t{layer.n_chosen} - plan.choice.n_chosen;  // or fewer
+    entries.push_back(plan.selected_entries() + more * plan.record.group_tokens);
   }
   return entries;
 }
@@ -174,32 +175,33 @@ Json KvPlanInfo(const KvPlan& plan) {
   Json info = {{"line", DescribePlan(plan)}};
   info.update(SizesInfo(plan));
   info["on_flash"] = plan.method.is_on_flash();
-  info["group"] = plan.slot_record.group_tokens;
+  info["group"] = plan.slots.record.group_tokens;
   info["select"] = plan.selected_entries();
-  info["window"] = plan.window_entries;
-  info["sinks"] =
-      std::max(plan.clusters.n_sinks, plan.n_pinned * plan.record.group_tokens);  // one of them is 0
+  info["window"] = plan.window.n_entries;
+  info["sinks"] = plan.sink_entries();
   info["layer_select"] = LayersInfo(plan);
-  info["reuse"] = plan.n_cache_slots;
+  info["reuse"] = plan.slots.n_cache_slots;
   info["rank"] = plan.index.rank;
   info["index"] = has_index ? Json(KvTypeName(plan.index.type)) : Json();
-  info["heads"] = has_index ? Json(HeadReductionName(plan.heads)) : Json();
-  info["mass"] = plan.mass_share > 0.0F ? Json(plan.mass_share) : Json();
-  info["sample"] = plan.n_sampled * plan.record.group_tokens;
-  info["seed"] = plan.sample_seed;
-  info["reads"] = plan.reads_per_layer;
-  info["adapt"] = plan.n_usual > 0;
-  info["reading"] = plan.reading ? ReadingInfo(*plan.reading) : Json();
-  info["clusters"] = plan.method.has_clusters() ? ClustersInfo(plan.clusters) : Json();
-  info["kept"] = plan.method.evicts() ? KeptInfo(plan) : Json();
+  info["heads"] = has_index ? Json(HeadReductionName(plan.choice.heads)) : Json();
+  info["mass"] = plan.choice.mass_share > 0.0F ? Json(plan.choice.mass_share) : Json();
+  info["sample"] = plan.choice.n_sampled * plan.record.group_tokens;
+  info["seed"] = plan.choice.sample_seed;
+  info["reads"] = plan.slots.reads_per_layer;
+  info["adapt"] = plan.choice.n_usual > 0;
+  info["reading"] = plan.reading() != nullptr ? ReadingInfo(*plan.reading()) : Json();
+  const ClustersPlan* const clusters = plan.clusters();
+  const KeptPlan* const kept = plan.kept();
+  info["clusters"] = clusters != nullptr ? ClustersInfo(*clusters) : Json();
+  info["kept"] = kept != nullptr ? KeptInfo(plan, *kept) : Json();
   info["static"] = plan.has_statics() ? StaticInfo(plan) : Json();
-  info["policy"] = plan.policy.empty() ? Json() : Json(plan.policy);
+  info["policy"] = plan.slots.policy.empty() ? Json() : Json(plan.slots.policy);
   info["k_type"] = KvTypeName(plan.record.k_type);
   info["v_type"] = KvTypeName(plan.record.v_type);
   info["rotate"] = plan.rotates;
-  info["notes"] = plan.notes;
-  info["details"] = plan.details;
-  info["adapter_kind"] = plan.method.has_adapters() ? Json(AdapterKindName(plan.adapter_kind)) : Json();
+  info["notes"] = plan.notes.for_people;
+  info["details"] = plan.notes.for_experts;
+  info["adapter_kind"] = plan.method.has_adapters() ? Json(AdapterKindName(plan.adapter.kind)) : Json();
   return info;
 }
 

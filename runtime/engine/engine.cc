@@ -90,9 +90,9 @@ Result<std::unique_ptr<Session>> Engine::CreateSession(const SessionOptions& opt
                                 layer_time_ ? &*layer_time_ : nullptr);
   };
   KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions offloaded, prepare());
-  const std::vector<std::string>& notes = offloaded.plan.notes;
+  const std::vector<std::string>& notes = offloaded.plan.notes.for_people;
   parts.notes.insert(parts.notes.end(), notes.begin(), notes.end());
-  parts.details = offloaded.plan.details;
+  parts.details = offloaded.plan.notes.for_experts;
   pass_options.kv_type = offloaded.plan.record.k_type;
   if (!IsPlainResident(offloaded.plan)) {
     pass_options.offloaded = std::make_shared<OffloadedPassOptions>(std::move(offloaded));

@@ -21,6 +21,7 @@
 #include "runtime/device/encode_rows.h"
 #include "runtime/device/open_device.h"
 #include "runtime/device/self_test_data.h"
+#include "runtime/kv/plan/kv_names.h"
 #include "runtime/kv/plan/kv_plan.h"
 #include "runtime/model/tensor_type.h"
 #include "shaders/shared/step_params.h"

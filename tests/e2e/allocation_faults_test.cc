@@ -70,8 +70,8 @@ class AllocationFaults : public ::testing::TestWithParam<AllocationCase> {
     const auto new_file = [this] {
       return OrDie(CreateBlockFile({.folder = folder_.Path("kv"), .allow_tmpfs = true}));
     };
-    options->plan.prefill_tile_tokens = kTileTokens;
-    options->plan.spills_hidden = true;
+    options->plan.prefill.tile_tokens = kTileTokens;
+    options->plan.prefill.spills_hidden = true;
     options->stores = OrDie(MakeKvStores(options->plan, loaded_.model->config.n_layers, new_file(), nullptr));
     options->spill = new_file();
     return options;

@@ -45,7 +45,7 @@ class DynaKvRows : public ::testing::Test {
     const auto in_memory = NewPass(options, "memory", n_ctx, n_sequences);
     const KvPlan without = plan_;
     const auto on_flash = NewPass(options, "flash", n_ctx, n_sequences);
-    EXPECT_EQ(plan_.n_chosen, without.n_chosen);
+    EXPECT_EQ(plan_.choice.n_chosen, without.choice.n_chosen);
     const std::vector<float> expected = say(*in_memory);
     const std::vector<float> found = say(*on_flash);
     ASSERT_EQ(expected.size(), found.size()) << options;

@@ -49,8 +49,8 @@ class Evicting : public ::testing::TestWithParam<KvMethod> {
         kContext, n_sequences);
     plan_ = offloaded->plan;
     if (tile_tokens > 0) {
-      offloaded->plan.prefill_tile_tokens = tile_tokens;
-      offloaded->plan.spills_hidden = true;
+      offloaded->plan.prefill.tile_tokens = tile_tokens;
+      offloaded->plan.prefill.spills_hidden = true;
     }
     return loaded_.NewPass(
         {.n_sequences = n_sequences, .n_ctx = kContext, .offloaded = std::move(offloaded)});
@@ -197,7 +197,7 @@ TEST_P(Evicting, AsMuchIsKeptAsThereIsRoomFor) {
       const uint64_t places = n_layers * plan_.n_streams * 40;
       const uint64_t original_bytes = plan_.record.size_bytes();
       const bool quantised = options.find("quantised") != options.npos;
-      const uint64_t low_bytes = quantised ? original_bytes : plan_.kept.low_record.size_bytes();
+      const uint64_t low_bytes = quantised ? original_bytes : plan_.of_kept().low_record.size_bytes();
       EXPECT_LE(report.kept->original * original_bytes + report.kept->low * low_bytes,
                 places * original_bytes);
       EXPECT_GE(report.kept->original + report.kept->low, places / 2);
@@ -269,7 +269,7 @@ TEST_P(Evicting, ShortPromptsInLongContexts) {
                                 fmt::format("--kv-method {} --kv-type f32 --kv-window {} --kv-select 200 {}",
                                             GetParam().name, kWindow, options),
                                 kLong, 1);
-      offloaded->plan.kept.precisions = KeptPrecisions::kOriginal;
+      offloaded->plan.of_kept().precisions = KeptPrecisions::kOriginal;
       const auto pass =
           loaded_.NewPass({.n_sequences = 1, .n_ctx = kLong, .offloaded = std::move(offloaded)});
       Feed(*pass, ids, 0, prompt, prompt);

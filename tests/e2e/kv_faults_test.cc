@@ -114,8 +114,8 @@ class KvFaults : public ::testing::TestWithParam<const char*> {
     const KvModelShape shape = ShapeOf(loaded_.model->config);
     options->plan = OrDie(PlanKv(settings_.kv, shape, kContext, 1, store->mode().alignment_bytes));
     // As a small budget would have it.
-    options->plan.prefill_tile_tokens = 256;
-    options->plan.spills_hidden = true;
+    options->plan.prefill.tile_tokens = 256;
+    options->plan.prefill.spills_hidden = true;
     options->stores = OrDie(MakeKvStores(options->plan, shape.n_layers, std::move(store), std::move(rows)));
     options->spill = std::move(spill);
     made.pass = loaded_.NewPass({.n_sequences = 1, .n_ctx = kContext, .offloaded = std::move(options)});

@@ -117,19 +117,19 @@ TEST_P(KvMethodsTest, SlotsAndPoolHoldTheSame) {
       std::vector<float> said = Say(*pass, n_sequences);
       const KvStats stats = pass->kv_report()->stats;
       EXPECT_GT(stats.chosen_groups, 0U);
-      EXPECT_EQ(stats.pool_groups > 0, plan_.n_pool_slots > 0) << reuse;
-      if (plan_.n_cache_slots == 0) {
+      EXPECT_EQ(stats.pool_groups > 0, plan_.slots.n_pool_slots > 0) << reuse;
+      if (plan_.slots.n_cache_slots == 0) {
         EXPECT_EQ(stats.pool_groups, stats.chosen_groups);
       }
       return said;
     };
     const std::vector<float> expected = say("");
-    EXPECT_EQ(plan_.n_pool_slots, 0U);
+    EXPECT_EQ(plan_.slots.n_pool_slots, 0U);
     for (const char* reuse :
          {"--kv-reuse 6", "--kv-reuse 3", "--kv-reuse 3 --kv-policy lfu", "--kv-reuse 1", "--kv-reuse 0"}) {
       SCOPED_TRACE(fmt::format("{} sequences, {}", n_sequences, reuse));
       const LogitsDifference difference = CompareLogits(expected, say(reuse), loaded_.model->config.n_vocab);
-      EXPECT_GT(plan_.n_pool_slots, 0U);
+      EXPECT_GT(plan_.slots.n_pool_slots, 0U);
       EXPECT_LE(difference.max_absolute, 2e-3);
       EXPECT_EQ(difference.wrong_top1, 0U);
     }
@@ -156,7 +156,7 @@ TEST_P(KvMethodsTest, MemoryStaysWithinThePlan) {
   Say(*pass, 2);
   EXPECT_GT(kv_bytes(), before);
   EXPECT_LE(kv_bytes() - before, std::max(plan_.decode_bytes(), plan_.prefill_bytes()));
-  EXPECT_LE(std::max(plan_.decode_bytes(), plan_.prefill_bytes()), plan_.budget_bytes);
+  EXPECT_LE(std::max(plan_.decode_bytes(), plan_.prefill_bytes()), plan_.budget.bytes);
 }
 
 }  // namespace

@@ -116,7 +116,7 @@ TEST_P(MethodConformance, MemoryStaysWithinThePlan) {
   const uint64_t planned = std::max(plan_.decode_bytes(), plan_.prefill_bytes());
   EXPECT_GT(KvBytesInUse(loaded_), before);
   EXPECT_LE(KvBytesInUse(loaded_) - before, planned);
-  EXPECT_LE(planned, plan_.budget_bytes);
+  EXPECT_LE(planned, plan_.budget.bytes);
 }
 
 TEST_P(MethodConformance, SaysTheSameAgain) {

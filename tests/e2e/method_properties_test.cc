@@ -432,7 +432,7 @@ class MethodProperties : public ::testing::TestWithParam<KvMethod> {
     options.offloaded = std::make_shared<OffloadedPassOptions>();
     options.offloaded->plan = plan;
     if (plan.method.needs_file()) {
-      auto rows = plan.clusters.rows_on_flash ? NewFile(mischief, RowStore::kQueueDepth) : nullptr;
+      auto rows = plan.has_rows_file() ? NewFile(mischief, RowStore::kQueueDepth) : nullptr;
       options.offloaded->stores =
           OrDie(MakeKvStores(plan, loaded_.model->config.n_layers, NewFile(mischief), std::move(rows)));
       options.offloaded->spill = NewFile(mischief);
@@ -504,7 +504,7 @@ TEST_P(MethodProperties, AllHeldIsFullAttention) {
   size_t n_cancelled = 0;
   ForHistories([&](const History& history) {
     KvPlan plan = PlanOf(Everything(), history.n_sequences);
-    plan.spills_hidden = plan.method.needs_file();  // so that prompts read and write, too
+    plan.prefill.spills_hidden = plan.method.needs_file();  // so that prompts read and write, too
     const SaidInHistory said = Run(history, plan, Troubles::kHappen);
     const std::vector<std::vector<float>>& expected = FullOf(history);
     for (size_t i = 0; i < history.steps.size() && !HasFailure(); ++i) {
@@ -522,7 +522,7 @@ TEST_P(MethodProperties, AllHeldIsFullAttention) {
 TEST_P(MethodProperties, AHistoryRepeatsWithinThePlan) {
   ForHistories([&](const History& history) {
     const KvPlan plan = PlanOf(Usual(), history.n_sequences);
-    EXPECT_LE(std::max(plan.decode_bytes(), plan.prefill_bytes()), plan.budget_bytes);
+    EXPECT_LE(std::max(plan.decode_bytes(), plan.prefill_bytes()), plan.budget.bytes);
     const SaidInHistory said = Run(history, plan, Troubles::kHappen);
     if (HasFailure()) return;
     const SaidInHistory again = Run(history, plan, Troubles::kHappen);

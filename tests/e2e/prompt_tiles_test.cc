@@ -56,9 +56,9 @@ class PromptTiles : public ::testing::TestWithParam<TilingCase> {
     auto options =
         OffloadedOptionsOrDie(loaded_, folder_, "--kv-type f32 --kv-method " + method, kTiledContext);
     if (first_tokens > 0) {
-      options->plan.prefill_tile_tokens = first_tokens;
-      options->plan.prefill_read_tiles = GetParam().read_tiles;
-      options->plan.spills_hidden = true;
+      options->plan.prefill.tile_tokens = first_tokens;
+      options->plan.prefill.read_tiles = GetParam().read_tiles;
+      options->plan.prefill.spills_hidden = true;
     }
     plan_ = options->plan;
     spill_ = options->spill.get();
@@ -112,7 +112,7 @@ TEST_P(PromptTiles, HaveTheLogitsOfPromptsInMemory) {
     EXPECT_EQ(tiled, say(GetParam().first_tokens)) << "a run is not repeatable";
     const LogitsDifference difference = CompareLogits(whole, tiled, n_vocab());
     EXPECT_GT(difference.max_absolute, 0.0) << "it was not tiled";
-    if (plan_.n_chosen >= plan_.n_groups()) {
+    if (plan_.choice.n_chosen >= plan_.n_groups()) {
       EXPECT_LE(difference.max_absolute, 0.02);
       EXPECT_EQ(difference.wrong_top1, 0U);
     }

@@ -113,7 +113,7 @@ TEST_F(ReadLimitTest, AfterTruncationNothingIsAttendedToTwice) {
         EXPECT_TRUE(std::adjacent_find(groups.begin(), groups.end()) == groups.end());
         ASSERT_FALSE(groups.empty());
         EXPECT_LT(groups.back(), plan.FirstWindowGroup(length + 1));
-        EXPECT_LE(groups.size(), plan.n_chosen);
+        EXPECT_LE(groups.size(), plan.choice.n_chosen);
       }
     }
   }

@@ -147,8 +147,8 @@ class RotateFileMeansTest : public RotateTest {
       adapter.layers.push_back(
           OrDie(ComputeAdapter(AdapterKind::kPlain, of_keys, std::max(options->plan.index.rank, 1U))));
     }
-    options->plan.adapter_kind = AdapterKind::kPlain;
-    options->plan.adapter_from_file = true;
+    options->plan.adapter.kind = AdapterKind::kPlain;
+    options->plan.adapter.is_from_file = true;
     options->adapter = std::make_shared<const Adapter>(std::move(adapter));
     return loaded_.NewPass({.n_sequences = 1, .n_ctx = kRotateContext, .offloaded = options});
   }

@@ -131,7 +131,7 @@ TEST_F(SampleTest, WhatIsDrawnStandsForWhatIsLeftOut) {
 
 TEST_F(SampleTest, StatisticsTellWhatWasDrawn) {
   const auto pass = NewPass("--kv-select 40 --kv-sample 60");
-  EXPECT_EQ(pass->record_cache()->plan().n_sampled, 15U);
+  EXPECT_EQ(pass->record_cache()->plan().choice.n_sampled, 15U);
   Say(*pass, 4);
   const KvStats stats = pass->kv_report()->stats;
   const uint64_t lists = 4 * loaded_.model->config.n_layers;

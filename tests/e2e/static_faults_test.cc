@@ -59,8 +59,8 @@ class StaticFaults : public ::testing::TestWithParam<const char*> {
     auto options = std::make_shared<OffloadedPassOptions>();
     const KvModelShape shape = ShapeOf(loaded_.model->config);
     options->plan = OrDie(PlanKv(settings_.kv, shape, kRoom, 2, files[0]->mode().alignment_bytes));
-    options->plan.prefill_tile_tokens = 64;
-    options->plan.spills_hidden = true;
+    options->plan.prefill.tile_tokens = 64;
+    options->plan.prefill.spills_hidden = true;
     options->stores = OrDie(MakeKvStores(options->plan, shape.n_layers, std::move(files[0]), nullptr));
     options->spill = std::move(files[1]);
     made.pass = loaded_.NewPass({.n_sequences = 2, .n_ctx = kRoom, .offloaded = std::move(options)});

@@ -37,8 +37,8 @@ class StaticSetRun : public ::testing::Test {
         loaded_, folder_, fmt::format("--kv-window 6 --kv-method {}", options), n_ctx, n_sequences);
     plan_ = offloaded->plan;
     if (tile_tokens > 0) {
-      offloaded->plan.prefill_tile_tokens = tile_tokens;
-      offloaded->plan.spills_hidden = true;
+      offloaded->plan.prefill.tile_tokens = tile_tokens;
+      offloaded->plan.prefill.spills_hidden = true;
     }
     return loaded_.NewPass({.n_sequences = n_sequences, .n_ctx = n_ctx, .offloaded = std::move(offloaded)});
   }
@@ -143,7 +143,7 @@ TEST_F(StaticSetRun, EverythingSelectedIsFullAttention) {
       SCOPED_TRACE(method + " " + options);
       const auto pass = NewPass(fmt::format(
           "{} {} --kv-select 4096 --kv-static 0.25 --kv-static-steps 8 --kv-sinks 2", method, options));
-      ASSERT_EQ(plan_.statics.n_entries, kShortContext / 4);
+      ASSERT_EQ(plan_.n_statics(), kShortContext / 4);
       ExpectFull(plan_.record.k_type == KvType::kF16 ? halves : expected, say(*pass));
       EXPECT_EQ(pass->kv_report()->statics->n_chosen_again, 0U) << "all are attended to anyway";
     }
@@ -214,7 +214,7 @@ TEST_F(StaticSetRun, ASequenceSaysTheSameAmongOthers) {
       const auto pass = NewPass(options, 4);
       for (const uint32_t s : sequences) Feed(*pass, Ids(s), 0, kPrompts[s], kPrompts[s], s);
       std::vector<float> said = DecodeTogether(*pass, sequences, 20);
-      if (plan_.statics.steps == 8) {
+      if (plan_.of_groups().statics.steps == 8) {
         EXPECT_EQ(pass->kv_report()->statics->n_chosen_again, 2 * sequences.size());
       }
       return said;
@@ -277,7 +277,7 @@ TEST_F(StaticSetRun, TheSetIsChosenAgain) {
       const StaticReport report = *pass->kv_report()->statics;
       EXPECT_EQ(report.n_chosen_again, times);
       EXPECT_EQ(report.milliseconds > 0.0, times > 0);
-      EXPECT_EQ(pass->kv_report()->plan.statics.n_entries, 32U);
+      EXPECT_EQ(pass->kv_report()->plan.n_statics(), 32U);
       EXPECT_EQ(pass->kv_report()->stats.most_groups, 4U) << "beside what is pinned";
       pass->ResetKvReport();
       EXPECT_EQ(pass->kv_report()->statics->n_chosen_again, 0U);
@@ -348,7 +348,7 @@ TEST_F(StaticSetRun, TheFirstPromptSaysTheShare) {
             NewPass(fmt::format("{} --kv-group {} --kv-select {} --kv-sinks 0 --kv-static prompt "
                                 "--kv-type f32",
                                 method, group, group * n_total));
-        EXPECT_EQ(pass->kv_report()->plan.statics.n_entries, n_total / 4 * group);
+        EXPECT_EQ(pass->kv_report()->plan.n_statics(), n_total / 4 * group);
         if (is_short) {
           Feed(*pass, ids, 0, 3, 3);  // says nothing
           Decode(*pass, ids, 3, 5);
@@ -356,14 +356,14 @@ TEST_F(StaticSetRun, TheFirstPromptSaysTheShare) {
         Feed(*pass, ids, 0, 280, 280);
         std::vector<float> said = Decode(*pass, ids, 280, 300);
         const KvPlan plan = pass->kv_report()->plan;
-        EXPECT_EQ(plan.n_chosen * group + plan.statics.n_entries, n_total * group);
-        EXPECT_NEAR(plan.statics.share.share * n_total * group, plan.statics.n_entries,
-                    plan.n_chosen == 1 ? group : 1e-6);
-        had_none |= plan.statics.n_entries == 0;
+        EXPECT_EQ(plan.choice.n_chosen * group + plan.n_statics(), n_total * group);
+        EXPECT_NEAR(plan.static_share().share * n_total * group, plan.n_statics(),
+                    plan.choice.n_chosen == 1 ? group : 1e-6);
+        had_none |= plan.n_statics() == 0;
         // Later prompts change nothing of it.
         Feed(*pass, ids, 20, 60, 40);
         Decode(*pass, ids, 60, 65);
-        EXPECT_EQ(pass->kv_report()->plan.statics.n_entries, plan.statics.n_entries);
+        EXPECT_EQ(pass->kv_report()->plan.n_statics(), plan.n_statics());
         return said;
       };
       const std::vector<float> said = say(false);
@@ -391,7 +391,7 @@ TEST_F(StaticSetRun, MemoryStaysWithinThePlan) {
     const uint64_t before = kv_bytes();
     const auto pass = NewPass(options + " --kv-static-steps 8", 2, 0, kLong);
     EXPECT_TRUE(plan_.has_statics()) << DescribePlan(plan_);
-    EXPECT_LE(std::max(plan_.decode_bytes(), plan_.prefill_bytes()), plan_.budget_bytes);
+    EXPECT_LE(std::max(plan_.decode_bytes(), plan_.prefill_bytes()), plan_.budget.bytes);
     uint64_t in_prefill = 0;
     pass->SetProgress([&](uint64_t, uint64_t) {
       in_prefill = std::max(in_prefill, kv_bytes() - before);

@@ -33,12 +33,13 @@ class SequenceClustersTest : public ::testing::Test {
     plan_.n_streams = 2;
     plan_.record = {
         .k_type = KvType::kFp8, .v_type = KvType::kFp8, .n_heads = 1, .head_dim = 20, .group_tokens = 1};
-    plan_.slot_record = plan_.record;
-    plan_.slot_record.group_tokens = kTokens;
-    plan_.slot_record.has_positions = true;
-    plan_.n_chosen = 60;
-    plan_.clusters.n_clusters = 30;
-    plan_.clusters.max_entries = kMost;
+    plan_.slots.record = plan_.record;
+    plan_.slots.record.group_tokens = kTokens;
+    plan_.slots.record.has_positions = true;
+    plan_.choice.n_chosen = 60;
+    plan_.family = ClustersPlan{};
+    plan_.of_clusters().n_clusters = 30;
+    plan_.of_clusters().max_entries = kMost;
     plan_.staging_bytes = 256 * kKiB;
     auto file = fixture_.MakeFile(IoBackend::kThreads, DirectIo::kOff, 8);
     ASSERT_NE(file, nullptr) << fixture_.reason;
@@ -58,14 +59,14 @@ class SequenceClustersTest : public ::testing::Test {
     return CeilDiv(static_cast<uint32_t>(positions.size()), kTokens);
   }
   std::vector<std::byte> Records(uint32_t stream, const Positions& positions) {
-    const uint64_t bytes = plan_.slot_record.size_bytes();
+    const uint64_t bytes = plan_.slots.record.size_bytes();
     std::vector<std::byte> records(n_records(positions) * bytes);
     for (uint32_t i = 0; i < n_records(positions) * kTokens; ++i) {
       const auto record = std::span(records).subspan(i / kTokens * bytes, bytes);
       const bool is_there = i < positions.size();
-      SetPosition(plan_.slot_record, record, i % kTokens, is_there ? positions[i] : kNoPosition);
+      SetPosition(plan_.slots.record, record, i % kTokens, is_there ? positions[i] : kNoPosition);
       if (is_there) {
-        CopyEntry(plan_.record, Entry(stream, positions[i]), 0, plan_.slot_record, record, i % kTokens);
+        CopyEntry(plan_.record, Entry(stream, positions[i]), 0, plan_.slots.record, record, i % kTokens);
       }
     }
     return records;
@@ -79,7 +80,7 @@ class SequenceClustersTest : public ::testing::Test {
     std::vector<std::vector<std::byte>> records;
     std::vector<std::vector<std::byte*>> memory;
     std::vector<ClusterFetch> fetches;
-    const uint64_t bytes = plan_.slot_record.size_bytes();
+    const uint64_t bytes = plan_.slots.record.size_bytes();
     for (const auto& [at, positions] : clusters) {
       records.emplace_back(n_records(positions) * bytes, std::byte{0xcd});
       memory.emplace_back();
@@ -102,11 +103,11 @@ class SequenceClustersTest : public ::testing::Test {
         const auto record = std::span(records[next]).subspan(i / kTokens * bytes, bytes);
         std::vector<std::byte> found(plan_.record.size_bytes());
         std::vector<std::byte> wanted(plan_.record.size_bytes());
-        CopyEntry(plan_.slot_record, record, i % kTokens, plan_.record, found, 0);
-        CopyEntry(plan_.slot_record, std::span(expected).subspan(i / kTokens * bytes, bytes), i % kTokens,
+        CopyEntry(plan_.slots.record, record, i % kTokens, plan_.record, found, 0);
+        CopyEntry(plan_.slots.record, std::span(expected).subspan(i / kTokens * bytes, bytes), i % kTokens,
                   plan_.record, wanted, 0);
         ASSERT_EQ(found, wanted) << fmt::format("stream {}, cluster {}, entry {}", at.first, at.second, i);
-        ASSERT_EQ(PositionOf(plan_.slot_record, record, i % kTokens), positions[i]);
+        ASSERT_EQ(PositionOf(plan_.slots.record, record, i % kTokens), positions[i]);
       }
       ++next;
     }
@@ -132,7 +133,7 @@ TEST_F(SequenceClustersTest, TheExample) {
 }
 
 TEST_F(SequenceClustersTest, WhatIsNotThereIsAnError) {
-  std::vector<std::byte> record(plan_.slot_record.size_bytes());
+  std::vector<std::byte> record(plan_.slots.record.size_bytes());
   std::byte* memory[] = {record.data()};
   const ClusterFetch fetch{0, 3, 1, memory};
   EXPECT_EQ(store_->Fetch(1, {&fetch, 1}).code(), StatusCode::kIo);
@@ -159,7 +160,7 @@ TEST_F(SequenceClustersTest, EveryEntryIsWhereItsClusterIs) {
     uint32_t& end = ends[stream];
     if (random.Below(40) == 0 || end == kContext) {
       const uint32_t left = random.Below(end + 1);
-      for (uint32_t id = 0; id < plan_.clusters.n_clusters; ++id) {
+      for (uint32_t id = 0; id < plan_.of_clusters().n_clusters; ++id) {
         const auto found = clusters.find({stream, id});
         if (found == clusters.end()) continue;
         const size_t before = found->second.size();
@@ -174,7 +175,7 @@ TEST_F(SequenceClustersTest, EveryEntryIsWhereItsClusterIs) {
       for (; end > left; --end) ++versions_[{stream, end - 1}];
       continue;
     }
-    const uint32_t id = random.Below(plan_.clusters.n_clusters);
+    const uint32_t id = random.Below(plan_.of_clusters().n_clusters);
     auto found = clusters.find({stream, id});
     if (found == clusters.end()) {
       const uint32_t fresh = free_id(stream);
@@ -190,7 +191,7 @@ TEST_F(SequenceClustersTest, EveryEntryIsWhereItsClusterIs) {
     }
     const uint32_t of = found->first.second;
     const uint32_t other = free_id(stream);
-    if (found->second.size() > kMost / 2 && other < plan_.clusters.n_clusters) {  // the other part first
+    if (found->second.size() > kMost / 2 && other < plan_.of_clusters().n_clusters) {  // the other part first
       Positions kept;
       Positions moved;
       for (const uint32_t position : found->second) (random.Below(2) == 0 ? kept : moved).push_back(position);

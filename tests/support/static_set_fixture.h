@@ -125,12 +125,14 @@ class StaticSetFixture : public ::testing::Test {
     device_ = OrDie(OpenDevice({.device = "host", .n_threads = 1}));
     plan_.method = OrDie(FindKvMethod("prkv"));
     plan_.n_ctx = 128;
-    plan_.window_entries = 6;
-    plan_.n_pinned = 1;
-    plan_.statics.n_total = 8;
-    plan_.statics.n_entries = plan_.statics.most_entries = 4;
-    plan_.statics.observed_rows = StaticSet::kObservedRows;
-    plan_.n_chosen = 7;
+    plan_.window.n_entries = 6;
+    plan_.choice.n_pinned = 1;
+    plan_.family = GroupsPlan{};
+    StaticPlan& statics = plan_.of_groups().statics;
+    statics.n_total = 8;
+    statics.n_entries = statics.most_entries = 4;
+    statics.observed_rows = StaticSet::kObservedRows;
+    plan_.choice.n_chosen = 7;
     Shape(KvType::kF16, 2, 1);
   }
 
@@ -139,8 +141,8 @@ class StaticSetFixture : public ::testing::Test {
     plan_.n_sequences = n_sequences;
     plan_.n_streams = n_sequences * streams_of_sequence;
     plan_.record = {type, type, heads_of_stream, 40, 4};
-    plan_.slot_record = plan_.record;
-    plan_.window_record = plan_.record;
+    plan_.slots.record = plan_.record;
+    plan_.window.record = plan_.record;
   }
 
   uint32_t group_tokens() const { return plan_.record.group_tokens; }

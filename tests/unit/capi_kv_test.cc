@@ -116,7 +116,7 @@ TEST_F(CapiKvTest, OptionsReachTheForwardPass) {
   EXPECT_EQ(plan_->record.k_type, KvType::kFp8);
   EXPECT_EQ(plan_->record.v_type, KvType::kInt4);
   EXPECT_EQ(plan_->record.group_tokens, 8U);
-  EXPECT_EQ(plan_->heads, HeadReduction::kSum) << "of two with the same name the later counts";
+  EXPECT_EQ(plan_->choice.heads, HeadReduction::kSum) << "of two with the same name the later counts";
 }
 
 // What is kept says that the storage under the KV is slow.
@@ -144,7 +144,7 @@ class CapiKvSpeedTest : public CapiKvTest {
     const Json plan = Plan();
     EXPECT_EQ(CreateAndDestroy(), KVRUN_OK) << LastError();
     EXPECT_EQ(plan_->record.group_tokens, plan["group"].get<uint32_t>());
-    EXPECT_EQ(Json(plan_->details), plan["details"]);
+    EXPECT_EQ(Json(plan_->notes.for_experts), plan["details"]);
     notes_ = plan["details"];
     return plan["group"];
   }
@@ -266,7 +266,7 @@ TEST_F(CapiKvTest, ABudgetAloneMeansKvswap) {
   ASSERT_EQ(CreateAndDestroy(), KVRUN_OK) << LastError();
   ASSERT_TRUE(plan_.has_value());
   EXPECT_EQ(plan_->method.name, "kvswap");
-  EXPECT_EQ(plan_->budget_bytes, plan["budget_bytes"]);
+  EXPECT_EQ(plan_->budget.bytes, plan["budget_bytes"]);
   Ask({{"budget", "1/2"}, {"method", "full"}});
   EXPECT_EQ(CreateAndDestroy(), KVRUN_OUT_OF_MEMORY) << "a method that is said is kept";
 }
@@ -280,8 +280,8 @@ TEST_F(CapiKvTest, AShareThatIsTooSmallIsRaisedButBytesAreKept) {
   EXPECT_GT(raised, uint64_t{128} * 128 * 2 / 1000);
   ASSERT_EQ(CreateAndDestroy(), KVRUN_OK) << LastError();
   ASSERT_TRUE(plan_.has_value());
-  EXPECT_EQ(plan_->budget_bytes, raised);
-  EXPECT_EQ(Json(plan_->notes), plan["notes"]);
+  EXPECT_EQ(plan_->budget.bytes, raised);
+  EXPECT_EQ(Json(plan_->notes.for_people), plan["notes"]);
   const std::string enough = std::to_string(raised);
   AskForKvswap({{"budget", enough.c_str()}});
   EXPECT_EQ(CreateAndDestroy(), KVRUN_OK) << LastError();
@@ -411,8 +411,9 @@ TEST_F(CapiKvTest, ThePlanNeedsWhatTheSessionNeeds) {
 KvReport SomeReport() {
   KvReport report;
   report.plan.method = *FindKvMethod("kvswap");
-  report.plan.full_bytes = 1000;
-  report.plan.budget_bytes = 100;
+  report.plan.family = GroupsPlan{};
+  report.plan.budget.full_bytes = 1000;
+  report.plan.budget.bytes = 100;
   report.plan.parts = {{"index", 10, true, true}, {"slots", 50, false, true}, {"prefill", 70, true, false}};
   report.stats.chosen_groups = 200;
   report.stats.drawn_groups = 30;

@@ -96,7 +96,7 @@ TEST_F(EntrySpacesTest, ForgetTheMeansOfASequence) {
 // Until a sequence has its own, and again when it is forgotten.
 TEST_F(EntrySpacesTest, BeginWithTheMeansOfAFile) {
   static_cast<void>(Create(1));  // the plan
-  plan_.adapter_from_file = true;
+  plan_.adapter.is_from_file = true;
   std::vector<float> file = RandomFloats(size_t{kLayers} * kMeans, 5);
   for (float& mean : file) mean = HalfToFloat(FloatToHalf(mean));  // as they are kept
   const std::vector<float> own = RandomFloats(kMeans, 3);

@@ -14,8 +14,8 @@ KvPlan PlanOf(uint32_t n_pinned, uint32_t n_chosen) {
   KvPlan plan;
   plan.n_sequences = 2;
   plan.n_streams = 6;
-  plan.n_pinned = n_pinned;
-  plan.n_chosen = n_chosen;
+  plan.choice.n_pinned = n_pinned;
+  plan.choice.n_chosen = n_chosen;
   return plan;
 }
 

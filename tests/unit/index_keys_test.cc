@@ -197,7 +197,7 @@ class IndexLearns : public IndexKeys {
 TEST_F(IndexLearns, ScalesAreThoseOfProjectedKeys) {
   for (const KvType type : {KvType::kInt4, KvType::kInt8}) {
     const auto index = NewIndex(type, kRank, 4);
-    LayerAdapter adapter = OrDie(ComputeAdapter(plan_.adapter_kind, sums(), kRank));
+    LayerAdapter adapter = OrDie(ComputeAdapter(plan_.adapter.kind, sums(), kRank));
     RoundToHalves(adapter);
     RunOrDie(index->Learn(0, sums()));
     KnownKeys keys(adapter, keys_);
@@ -218,7 +218,7 @@ TEST_F(IndexLearns, ScalesAreThoseOfProjectedKeys) {
 // A prompt that failed has left its sums' adapter: the next one is indexed as it comes.
 TEST_F(IndexLearns, WhatIsForgottenIsNotOfTheNextPrompt) {
   const auto index = NewIndex(KvType::kInt4, kRank, 4);
-  const LayerAdapter adapter = OrDie(ComputeAdapter(plan_.adapter_kind, sums(), kRank));
+  const LayerAdapter adapter = OrDie(ComputeAdapter(plan_.adapter.kind, sums(), kRank));
   RunOrDie(index->Learn(0, sums()));
   index->ForgetLearned();
   KnownKeys keys(adapter, keys_);

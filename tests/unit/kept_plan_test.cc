@@ -9,6 +9,7 @@
 #include "runtime/capi/kv_info.h"
 #include "runtime/kv/plan/kv_method.h"
 #include "runtime/kv/plan/kv_plan.h"
+#include "runtime/kv/plan/kv_plan_input.h"
 #include "runtime/kv/planner/describe_plan.h"
 #include "runtime/kv/planner/kv_options.h"
 #include "tests/support/kv_plan_cases.h"
@@ -47,8 +48,8 @@ TEST(KeptPlan, ListsAreOfKvHeadsAndEntriesByThemselves) {
     ExpectSound(plan, kSmolLm2);
     EXPECT_EQ(plan.n_streams, 6U);
     EXPECT_EQ(plan.heads_per_sequence(), 3U);
-    EXPECT_EQ(plan.kept.n_entries, 300U);
-    EXPECT_EQ(plan.window_entries, 64U);
+    EXPECT_EQ(plan.of_kept().n_entries, 300U);
+    EXPECT_EQ(plan.window.n_entries, 64U);
     EXPECT_EQ(plan.record.k_type, KvType::kF16);
     EXPECT_FALSE(plan.method.is_on_flash());
     EXPECT_TRUE(plan.method.needs_file()) << "prompts put aside what is kept";
@@ -66,14 +67,14 @@ TEST(KeptPlan, EveryBudgetIsHeldAndUsed) {
         options.budget_fraction = share;
         const KvPlan plan = Plan(options, kSmolLm2, 8192, n_sequences, 4096);
         ExpectSound(plan, kSmolLm2);
-        EXPECT_TRUE(plan.notes.empty());
-        EXPECT_GT(plan.kept.n_entries, 100U);
-        if (plan.kept.n_entries < plan.n_ctx) {
-          EXPECT_GE(plan.decode_bytes(), plan.budget_bytes / 100 * 97);
+        EXPECT_TRUE(plan.notes.for_people.empty());
+        EXPECT_GT(plan.of_kept().n_entries, 100U);
+        if (plan.of_kept().n_entries < plan.n_ctx) {
+          EXPECT_GE(plan.decode_bytes(), plan.budget.bytes / 100 * 97);
         }
         // In bytes it is the same.
         options.budget_fraction.reset();
-        options.budget_bytes = plan.budget_bytes;
+        options.budget_bytes = plan.budget.bytes;
         EXPECT_EQ(DescribePlan(Plan(options, kSmolLm2, 8192, n_sequences, 4096)), DescribePlan(plan));
       }
     }
@@ -87,7 +88,7 @@ TEST(KeptPlan, LargerModelsKeepToTheirBudgets) {
       options.budget_fraction = share;
       const KvPlan plan = Plan(options, kLlama8b, 32768, 1, 4096);
       ExpectSound(plan, kLlama8b);
-      EXPECT_GT(plan.kept.n_entries, 500U);
+      EXPECT_GT(plan.of_kept().n_entries, 500U);
     }
   }
 }
@@ -117,8 +118,8 @@ TEST(KeptPlan, MoreBudgetKeepsNoFewerEntries) {
       for (uint32_t mebibytes = 6; mebibytes <= 260; ++mebibytes) {
         const KvPlan plan = PlanFor(fmt::format(
             "{} --kv-type f16 --kv-window 64 --kv-shares {} --kv-budget {}M", method, shares, mebibytes));
-        EXPECT_GE(plan.kept.n_entries, last) << method << " " << mebibytes;
-        last = plan.kept.n_entries;
+        EXPECT_GE(plan.of_kept().n_entries, last) << method << " " << mebibytes;
+        last = plan.of_kept().n_entries;
       }
       EXPECT_EQ(last, 8192U) << method;
     }
@@ -130,13 +131,13 @@ TEST(KeptPlan, WithoutABudgetSelectSaysHowManyAreKept) {
     for (const uint32_t n : {1U, 2U, 300U, 8191U, 8192U, 100000U}) {
       const KvPlan plan = PlanFor(fmt::format("{} --kv-select {}", method, n));
       ExpectSound(plan, kSmolLm2);
-      EXPECT_EQ(plan.kept.n_entries, std::min(n, 8192U)) << method;
+      EXPECT_EQ(plan.of_kept().n_entries, std::min(n, 8192U)) << method;
     }
-    EXPECT_EQ(PlanFor(method + " --kv-select 0").kept.n_entries, 1U) << "one at least";
+    EXPECT_EQ(PlanFor(method + " --kv-select 0").of_kept().n_entries, 1U) << "one at least";
     const KvPlan all = PlanFor(method);
     ExpectSound(all, kSmolLm2);
-    EXPECT_EQ(all.kept.n_entries, all.n_ctx);
-    EXPECT_EQ(all.kept.most_entries, all.n_ctx);
+    EXPECT_EQ(all.of_kept().n_entries, all.n_ctx);
+    EXPECT_EQ(all.of_kept().most_entries, all.n_ctx);
   }
 }
 
@@ -146,7 +147,7 @@ TEST(KeptPlan, SmallContextsAreFine) {
       SCOPED_TRACE(fmt::format("{} {}", method, n_ctx));
       const KvPlan plan = PlanFor(method, n_ctx, 2);
       ExpectSound(plan, kSmolLm2);
-      EXPECT_EQ(plan.kept.n_entries, n_ctx);
+      EXPECT_EQ(plan.of_kept().n_entries, n_ctx);
       ExpectSound(PlanFor(method + " --kv-budget 1/13", n_ctx, 2), kSmolLm2);
       ExpectSound(PlanFor(method + " --kv-budget 100%", n_ctx, 2), kSmolLm2);
     }
@@ -157,27 +158,28 @@ TEST(KeptPlan, AShareThatIsTooSmallIsRaisedAndSaid) {
   for (const std::string& method : EvictingMethods()) {
     const KvPlan plan = PlanFor(method + " --kv-budget 1/1000");
     ExpectSound(plan, kSmolLm2);
-    EXPECT_TRUE(plan.raises_budget);
-    EXPECT_EQ(std::max(plan.prefill_bytes(), plan.decode_bytes()), plan.budget_bytes);
-    EXPECT_GE(plan.kept.n_entries, 128U) << "fewer miss too much";
-    ASSERT_EQ(plan.notes.size(), 1U);
-    const std::string& note = plan.notes[0];
+    EXPECT_TRUE(plan.budget.is_raised);
+    EXPECT_EQ(std::max(plan.prefill_bytes(), plan.decode_bytes()), plan.budget.bytes);
+    EXPECT_GE(plan.of_kept().n_entries, 128U) << "fewer miss too much";
+    ASSERT_EQ(plan.notes.for_people.size(), 1U);
+    const std::string& note = plan.notes.for_people[0];
     EXPECT_NE(note.find(fmt::format("(188743 bytes), which is too small for the method {} and 8192 tokens",
                                     method)),
               std::string::npos)
         << note;
     EXPECT_NE(note.find("it is raised to "), std::string::npos) << note;
-    EXPECT_EQ(BytesAfter(note, "raised to "), plan.budget_bytes);
+    EXPECT_EQ(BytesAfter(note, "raised to "), plan.budget.bytes);
     // What is asked for is kept, and so is the advice.
     const KvPlan asked = PlanFor(method + " --kv-budget 1/20 --kv-select 4000");
-    EXPECT_EQ(asked.kept.n_entries, 4000U);
-    ASSERT_EQ(asked.notes.size(), 1U);
-    const size_t at = asked.notes[0].find("to stay within the share, keep at most ");
-    ASSERT_NE(at, std::string::npos) << asked.notes[0];
-    const uint64_t fits = std::stoull(asked.notes[0].substr(at + 39));
+    EXPECT_EQ(asked.of_kept().n_entries, 4000U);
+    ASSERT_EQ(asked.notes.for_people.size(), 1U);
+    const size_t at = asked.notes.for_people[0].find("to stay within the share, keep at most ");
+    ASSERT_NE(at, std::string::npos) << asked.notes.for_people[0];
+    const uint64_t fits = std::stoull(asked.notes.for_people[0].substr(at + 39));
     const KvPlan less = PlanFor(fmt::format("{} --kv-budget 1/20 --kv-select {}", method, fits));
-    EXPECT_FALSE(less.raises_budget) << fits;
-    EXPECT_TRUE(PlanFor(fmt::format("{} --kv-budget 1/20 --kv-select {}", method, fits + 1)).raises_budget);
+    EXPECT_FALSE(less.budget.is_raised) << fits;
+    EXPECT_TRUE(
+        PlanFor(fmt::format("{} --kv-budget 1/20 --kv-select {}", method, fits + 1)).budget.is_raised);
   }
 }
 
@@ -259,14 +261,15 @@ TEST(KeptPlan, WhatDoesNotGoWithAMethodIsRefused) {
 
 TEST(KeptPlan, PrecisionsSayHowManyAListMayHave) {
   const auto most = [](const std::string& options) {
-    return PlanFor("arkv --kv-select 300 " + options).kept.most_entries;
+    return PlanFor("arkv --kv-select 300 " + options).of_kept().most_entries;
   };
   const KvPlan plan = PlanFor("arkv --kv-select 300");
-  EXPECT_EQ(plan.kept.precisions, KeptPrecisions::kBytes);
-  EXPECT_EQ(plan.kept.moments, AttentionMoments::kKeys);
-  EXPECT_EQ(plan.kept.low_record.k_type, KvType::kFp8);
-  EXPECT_EQ(plan.kept.most_entries, 300 * plan.record.size_bytes() / plan.kept.low_record.size_bytes());
-  EXPECT_GT(plan.kept.most_entries, 500U);
+  EXPECT_EQ(plan.of_kept().precisions, KeptPrecisions::kBytes);
+  EXPECT_EQ(plan.of_kept().moments, AttentionMoments::kKeys);
+  EXPECT_EQ(plan.of_kept().low_record.k_type, KvType::kFp8);
+  EXPECT_EQ(plan.of_kept().most_entries,
+            300 * plan.record.size_bytes() / plan.of_kept().low_record.size_bytes());
+  EXPECT_GT(plan.of_kept().most_entries, 500U);
   for (const char* precisions : {"entries", "original", "quantised"}) {
     EXPECT_EQ(most(fmt::format("--kv-precisions {}", precisions)), 300U) << precisions;
   }
@@ -274,11 +277,11 @@ TEST(KeptPlan, PrecisionsSayHowManyAListMayHave) {
   EXPECT_EQ(most("--kv-precisions entries --kv-shares heads"), 600U);
   EXPECT_EQ(most("--kv-precisions entries --kv-shares layers"), 900U);
   EXPECT_EQ(most("--kv-shares heads"),
-            2 * (300 * plan.record.size_bytes() / plan.kept.low_record.size_bytes()));
-  EXPECT_EQ(PlanFor("h2o --kv-select 5000 --kv-shares layers").kept.most_entries, 8192U);
+            2 * (300 * plan.record.size_bytes() / plan.of_kept().low_record.size_bytes()));
+  EXPECT_EQ(PlanFor("h2o --kv-select 5000 --kv-shares layers").of_kept().most_entries, 8192U);
   // All in 8 bits take about half of the memory, so that a budget keeps more of them.
   const auto kept = [](const char* precisions) {
-    return PlanFor(fmt::format("arkv --kv-budget 1/8 --kv-precisions {}", precisions)).kept.n_entries;
+    return PlanFor(fmt::format("arkv --kv-budget 1/8 --kv-precisions {}", precisions)).of_kept().n_entries;
   };
   EXPECT_GT(kept("quantised"), kept("original") * 3 / 2);
   EXPECT_GT(kept("original"), kept("entries"));
@@ -299,9 +302,9 @@ TEST(KeptPlan, WhatHasFewBitsAlreadyIsNotLowered) {
                            {"int4", KvType::kInt4, KvType::kInt4},
                            {"f16,int4", KvType::kFp8, KvType::kInt4}}) {
     const KvPlan plan = PlanFor(fmt::format("arkv --kv-select 300 --kv-type {}", test.type));
-    EXPECT_EQ(plan.kept.low_record.k_type, test.low_k) << test.type;
-    EXPECT_EQ(plan.kept.low_record.v_type, test.low_v) << test.type;
-    EXPECT_GE(plan.kept.most_entries, plan.kept.n_entries) << test.type;
+    EXPECT_EQ(plan.of_kept().low_record.k_type, test.low_k) << test.type;
+    EXPECT_EQ(plan.of_kept().low_record.v_type, test.low_v) << test.type;
+    EXPECT_GE(plan.of_kept().most_entries, plan.of_kept().n_entries) << test.type;
   }
 }
 
@@ -309,9 +312,9 @@ TEST(KeptPlan, WhatHasFewBitsAlreadyIsNotLowered) {
 TEST(KeptPlan, RowsThatAreObserved) {
   for (const std::string& method : EvictingMethods()) {
     const KvPlan plan = PlanFor(method);
-    EXPECT_EQ(plan.kept.samples_rows, method == "h2o") << method;
-    EXPECT_EQ(plan.kept.observed_rows, method == "h2o" ? 256U : 32U) << method;
-    EXPECT_EQ(PlanFor(method, 20).kept.observed_rows, 20U) << method;
+    EXPECT_EQ(plan.of_kept().samples_rows, method == "h2o") << method;
+    EXPECT_EQ(plan.of_kept().observed_rows, method == "h2o" ? 256U : 32U) << method;
+    EXPECT_EQ(PlanFor(method, 20).of_kept().observed_rows, 20U) << method;
   }
 }
 

@@ -34,8 +34,17 @@ KvOptions WithShares(double budget, const KvModelShape& model = kSmolLm2) {
   return options;
 }
 
-int64_t SumOf(const std::vector<int32_t>& extra) {
-  return std::accumulate(extra.begin(), extra.end(), int64_t{0});
+// Of all layers, how many more have slots than where all have as many, or fewer.
+int64_t MoreSlots(const KvPlan& plan) {
+  int64_t more = 0;
+  for (const KvLayerPlan& layer : plan.layers)
+    more += int64_t{layer.n_cache_slots} - plan.slots.n_cache_slots;
+  return more;
+}
+
+void ExpectEqualLayers(const KvPlan& plan) {
+  const KvLayerPlan of_each = {plan.choice.n_chosen, plan.slots.n_cache_slots};
+  for (const KvLayerPlan& layer : plan.layers) EXPECT_EQ(layer, of_each);
 }
 
 uint64_t NeededBytes(const KvPlan& plan) { return std::max(plan.prefill_bytes(), plan.decode_bytes()); }
@@ -48,15 +57,18 @@ TEST(KvPlanLayers, SlotsAreSharedOutWithinTheBudget) {
       even.kept_shares = KeptShares::kEven;
       const KvPlan plan = Plan(options, kSmolLm2, 8192, n_sequences);
       const KvPlan without = Plan(even, kSmolLm2, 8192, n_sequences);
-      EXPECT_TRUE(without.layer_extra.empty());
-      ASSERT_EQ(plan.layer_extra.size(), kSmolLm2.n_layers);
-      EXPECT_LE(SumOf(plan.layer_extra), 0);
-      EXPECT_GT(SumOf(plan.layer_extra), -static_cast<int64_t>(kSmolLm2.n_layers));
-      EXPECT_LE(NeededBytes(plan), plan.budget_bytes);
-      EXPECT_GE(plan.n_chosen + 2, without.n_chosen) << "only rounding is lost";
+      EXPECT_FALSE(without.has_layer_shares);
+      ASSERT_TRUE(plan.has_layer_shares);
+      ASSERT_EQ(plan.layers.size(), kSmolLm2.n_layers);
+      EXPECT_LE(MoreSlots(plan), 0);
+      EXPECT_GT(MoreSlots(plan), -static_cast<int64_t>(kSmolLm2.n_layers));
+      EXPECT_LE(NeededBytes(plan), plan.budget.bytes);
+      EXPECT_GE(plan.choice.n_chosen + 2, without.choice.n_chosen) << "only rounding is lost";
       for (uint32_t layer = 0; layer < kSmolLm2.n_layers; ++layer) {
-        const double free = plan.n_chosen - plan.n_pinned;
-        EXPECT_NEAR(plan.chosen_of(layer) - plan.n_pinned, options.layer_shares[layer] * free, 1.5) << layer;
+        const double free = plan.choice.n_chosen - plan.choice.n_pinned;
+        EXPECT_NEAR(plan.layers[layer].n_chosen - plan.choice.n_pinned, options.layer_shares[layer] * free,
+                    1.5)
+            << layer;
         EXPECT_EQ(plan.slot_cache_shape(layer).n_slots, plan.slot_cache_shape(layer).max_chosen)
             << "each has a slot";
       }
@@ -71,9 +83,9 @@ TEST(KvPlanLayers, EqualSharesChangeNothing) {
   const KvPlan plan = Plan(options);
   options.layer_shares.clear();
   const KvPlan without = Plan(options);
-  EXPECT_EQ(plan.n_chosen, without.n_chosen);
+  EXPECT_EQ(plan.choice.n_chosen, without.choice.n_chosen);
   EXPECT_EQ(NeededBytes(plan), NeededBytes(without));
-  for (const int32_t extra : plan.layer_extra) EXPECT_EQ(extra, 0);
+  ExpectEqualLayers(plan);
 }
 
 // A layer reads while one layer computes, whatever its share.
@@ -81,17 +93,18 @@ TEST(KvPlanLayers, ThePoolStaysEven) {
   KvOptions options = WithShares(1.0 / 13);
   options.select_entries = 2000;
   const KvPlan plan = Plan(options);
-  ASSERT_GT(plan.n_pool_slots, 0U);
-  ASSERT_EQ(plan.layer_extra.size(), kSmolLm2.n_layers);
+  ASSERT_GT(plan.slots.n_pool_slots, 0U);
+  ASSERT_TRUE(plan.has_layer_shares);
+  ASSERT_EQ(plan.layers.size(), kSmolLm2.n_layers);
   EXPECT_NE(plan.least_chosen(), plan.most_chosen());
   for (uint32_t layer = 0; layer < kSmolLm2.n_layers; ++layer) {
     const SlotCacheShape shape = plan.slot_cache_shape(layer);
-    EXPECT_EQ(shape.max_chosen - shape.n_slots, plan.n_pool_slots) << layer;
-    EXPECT_EQ(shape.max_rest, plan.n_pool_slots);
+    EXPECT_EQ(shape.max_chosen - shape.n_slots, plan.slots.n_pool_slots) << layer;
+    EXPECT_EQ(shape.max_rest, plan.slots.n_pool_slots);
   }
-  EXPECT_LE(NeededBytes(plan), plan.budget_bytes);
+  EXPECT_LE(NeededBytes(plan), plan.budget.bytes);
   options.reuse_groups = 0;
-  EXPECT_TRUE(Plan(options).layer_extra.empty()) << "there are no slots to share out";
+  EXPECT_FALSE(Plan(options).has_layer_shares) << "there are no slots to share out";
 }
 
 // As many more or fewer are chosen as have slots, whatever there is more of.
@@ -107,9 +120,9 @@ TEST(KvPlanLayers, NoLayerIsLeftWithoutAGroup) {
         options.sink_entries = sinks;
         const KvPlan plan = Plan(options);
         SCOPED_TRACE(DescribePlan(plan));
-        EXPECT_GT(plan.least_chosen(), plan.n_pinned);
+        EXPECT_GT(plan.least_chosen(), plan.choice.n_pinned);
         EXPECT_LE(plan.most_chosen(), plan.n_groups());
-        EXPECT_LE(SumOf(plan.layer_extra), 0);
+        EXPECT_LE(MoreSlots(plan), 0);
         for (uint32_t layer = 0; layer < kSmolLm2.n_layers; ++layer) {
           const SlotCacheShape shape = plan.slot_cache_shape(layer);
           EXPECT_LE(shape.n_slots, plan.n_groups());
@@ -126,10 +139,10 @@ TEST(KvPlanLayers, SharesNeedNotHaveAMeanOfOne) {
   const KvPlan plan = Plan(options);
   for (float& share : options.layer_shares) share *= 30.0F;
   const KvPlan scaled = Plan(options);
-  EXPECT_EQ(scaled.layer_extra, plan.layer_extra);
+  EXPECT_EQ(scaled.layers, plan.layers);
   EXPECT_EQ(NeededBytes(scaled), NeededBytes(plan));
   options.layer_shares.assign(kSmolLm2.n_layers, 100.0F);
-  for (const int32_t extra : Plan(options).layer_extra) EXPECT_EQ(extra, 0);
+  ExpectEqualLayers(Plan(options));
 }
 
 // What one layer cannot use, as there are no more groups, others get.
@@ -140,29 +153,29 @@ TEST(KvPlanLayers, NoLayerHasMoreThanThereIs) {
     options.select_entries = select;
     const KvPlan plan = Plan(options);
     EXPECT_LE(plan.most_chosen(), plan.n_groups());
-    EXPECT_GT(plan.least_chosen(), plan.n_pinned);
-    EXPECT_LE(SumOf(plan.layer_extra), 0);
-    EXPECT_GT(SumOf(plan.layer_extra), -static_cast<int64_t>(kSmolLm2.n_layers)) << select;
+    EXPECT_GT(plan.least_chosen(), plan.choice.n_pinned);
+    EXPECT_LE(MoreSlots(plan), 0);
+    EXPECT_GT(MoreSlots(plan), -static_cast<int64_t>(kSmolLm2.n_layers)) << select;
   }
   KvOptions all = Unlimited("kvswap");
   all.layer_shares = SomeShares(kSmolLm2.n_layers);
   all.select_entries = 8192;
-  EXPECT_TRUE(Plan(all).layer_extra.empty()) << "all is chosen";
+  EXPECT_FALSE(Plan(all).has_layer_shares) << "all is chosen";
 }
 
 TEST(KvPlanLayers, OnlyWhereTheyGoWithTheRest) {
   KvOptions options = WithShares(1.0 / 13);
   options.layer_shares.pop_back();
-  EXPECT_TRUE(Plan(options).layer_extra.empty()) << "of another model, which is refused elsewhere";
+  EXPECT_FALSE(Plan(options).has_layer_shares) << "of another model, which is refused elsewhere";
   options = WithShares(1.0 / 13);
   options.static_share = StaticShare{.share = 0.0, .by_prompt = true};
-  EXPECT_TRUE(Plan(options).layer_extra.empty());
+  EXPECT_FALSE(Plan(options).has_layer_shares);
   options = WithShares(1.0 / 13);
   options.adapt = true;
-  EXPECT_TRUE(Plan(options).layer_extra.empty());
+  EXPECT_FALSE(Plan(options).has_layer_shares);
   options = WithShares(1.0 / 13);
   options.kept_shares = KeptShares::kLayers;
-  EXPECT_FALSE(Plan(options).layer_extra.empty());
+  EXPECT_TRUE(Plan(options).has_layer_shares);
   options.adapt = true;
   ExpectMessage(Refusal(options), StatusCode::kInvalidArgument,
                 "--kv-shares layers does not go with --kv-adapt");
@@ -177,7 +190,7 @@ TEST(KvPlanLayers, OnlyWhereTheyGoWithTheRest) {
     options = Unlimited(method);
     options.layer_shares = SomeShares(kSmolLm2.n_layers);
     options.select_entries = 400;
-    EXPECT_TRUE(Plan(options).layer_extra.empty()) << method;
+    EXPECT_FALSE(Plan(options).has_layer_shares) << method;
   }
   options = Unlimited("flexgen");
   options.kept_shares = KeptShares::kLayers;
@@ -190,10 +203,10 @@ TEST(KvPlanLayers, OneLayerIsCutAlone) {
   options.cut_layer = 7;
   const KvPlan plan = Plan(options);
   for (uint32_t layer = 0; layer < kSmolLm2.n_layers; ++layer) {
-    EXPECT_EQ(plan.chosen_of(layer), layer == 7 ? plan.n_chosen : plan.n_groups());
+    EXPECT_EQ(plan.layers[layer].n_chosen, layer == 7 ? plan.choice.n_chosen : plan.n_groups());
     EXPECT_EQ(plan.slot_cache_shape(layer).n_slots, plan.slot_cache_shape(layer).max_chosen);
   }
-  EXPECT_EQ(plan.n_chosen - plan.n_pinned, 32U);
+  EXPECT_EQ(plan.choice.n_chosen - plan.choice.n_pinned, 32U);
 }
 
 TEST(LayerSensitivity, SharesFollowWhatACutCosts) {

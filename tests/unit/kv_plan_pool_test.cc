@@ -12,7 +12,7 @@ namespace {
 
 // Bytes of slots that are shared, counted from the plan's fields.
 uint64_t PoolBytes(const KvPlan& plan) {
-  return uint64_t{plan.pool_parts()} * plan.n_streams * plan.n_pool_slots * plan.record.size_bytes();
+  return uint64_t{plan.pool_parts()} * plan.n_streams * plan.slots.n_pool_slots * plan.record.size_bytes();
 }
 
 // At 1/13 of the memory, three times the entries for which there are slots.
@@ -27,8 +27,8 @@ TEST(KvPlanPool, ALargeSelectionGetsAsManySlotsAsFitBesideThePool) {
     EXPECT_EQ(plan.index.rank, 24U);
     EXPECT_EQ(plan.pool_parts(), 2U);
     EXPECT_EQ(Part(plan, "pool"), PoolBytes(plan));
-    EXPECT_GT(plan.n_cache_slots, 100U);
-    EXPECT_GE(std::max(plan.decode_bytes(), plan.prefill_bytes()), plan.budget_bytes / 100 * 97);
+    EXPECT_GT(plan.slots.n_cache_slots, 100U);
+    EXPECT_GE(std::max(plan.decode_bytes(), plan.prefill_bytes()), plan.budget.bytes / 100 * 97);
     EXPECT_NE(DescribePlan(plan).find("in the cache (lru), a pool of 2 x "), std::string::npos)
         << DescribePlan(plan);
   }
@@ -39,10 +39,10 @@ TEST(KvPlanPool, ASelectionThatFitsHasNone) {
   KvOptions options = Swap(1.0 / 13);
   options.select_entries = 400;
   const KvPlan plan = Plan(options);
-  EXPECT_EQ(plan.n_cache_slots, plan.n_chosen);
-  EXPECT_EQ(plan.n_pool_slots, 0U);
+  EXPECT_EQ(plan.slots.n_cache_slots, plan.choice.n_chosen);
+  EXPECT_EQ(plan.slots.n_pool_slots, 0U);
   EXPECT_EQ(plan.pool_parts(), 0U);
-  EXPECT_EQ(plan.policy, "lru");
+  EXPECT_EQ(plan.slots.policy, "lru");
   EXPECT_EQ(Part(plan, "pool"), 0U);
 }
 
@@ -52,9 +52,9 @@ TEST(KvPlanPool, AReuseBufferMayBeSmallerThanTheSelectionOrNone) {
     options.reuse_groups = reuse;
     const KvPlan plan = Plan(options);
     ExpectSound(plan, kSmolLm2);
-    EXPECT_EQ(plan.n_chosen, 101U);
-    EXPECT_EQ(plan.n_cache_slots, reuse);
-    EXPECT_EQ(plan.n_pool_slots, 101U - reuse);
+    EXPECT_EQ(plan.choice.n_chosen, 101U);
+    EXPECT_EQ(plan.slots.n_cache_slots, reuse);
+    EXPECT_EQ(plan.slots.n_pool_slots, 101U - reuse);
   }
 }
 
@@ -72,7 +72,7 @@ TEST(KvPlanPool, NonHitHasAsManySlotsAsItSelectsOrIsRefused) {
   options.reuse_groups.reset();
   options.select_entries = 2000;
   const KvPlan plan = Plan(options);
-  EXPECT_EQ(plan.n_cache_slots, plan.n_chosen) << "in fewer bits";
+  EXPECT_EQ(plan.slots.n_cache_slots, plan.choice.n_chosen) << "in fewer bits";
   ExpectSound(plan, kSmolLm2);
 }
 
@@ -88,8 +88,8 @@ TEST(KvPlanPool, WithoutLookaheadThePoolHasOnePart) {
   }
   const KvPlan flexgen = Plan(Unlimited("flexgen"));
   EXPECT_EQ(flexgen.pool_parts(), 1U);
-  EXPECT_EQ(flexgen.n_pool_slots, flexgen.n_groups());
-  EXPECT_EQ(flexgen.n_cache_slots, 0U);
+  EXPECT_EQ(flexgen.slots.n_pool_slots, flexgen.n_groups());
+  EXPECT_EQ(flexgen.slots.n_cache_slots, 0U);
   EXPECT_EQ(Part(flexgen, "slots"), 0U);
   EXPECT_EQ(Part(flexgen, "pool"), PoolBytes(flexgen));
 }
@@ -105,7 +105,7 @@ TEST(KvPlanPool, ASmallBudgetIsAnsweredWithWhatThePoolNeeds) {
   const KvPlan plan = Plan(options);
   ExpectSound(plan, kSmolLm2);
   EXPECT_EQ(plan.selected_entries(), 4000U);
-  EXPECT_LT(least, uint64_t{30} * plan.n_chosen * plan.record.size_bytes())
+  EXPECT_LT(least, uint64_t{30} * plan.choice.n_chosen * plan.record.size_bytes())
       << "less than slots for all of it";
 }
 

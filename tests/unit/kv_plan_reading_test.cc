@@ -29,8 +29,8 @@ KvOptions Parsed(const std::string& line) {
 
 TEST(KvPlanReading, WhereNothingIsKnownOfTheFlashAsMuchIsSelectedAsHasSlots) {
   const KvPlan plan = Plan(Swap(1.0 / 13));
-  EXPECT_FALSE(plan.reading.has_value());
-  EXPECT_EQ(plan.n_pool_slots, 0U);
+  EXPECT_EQ(plan.reading(), nullptr);
+  EXPECT_EQ(plan.slots.n_pool_slots, 0U);
   EXPECT_TRUE(plan.has_statics());
 }
 
@@ -39,26 +39,26 @@ TEST(KvPlanReading, WhereSlotsAloneReadTooLongReadsAreLimited) {
   const KvPlan slots = Plan(Swap(1.0 / 13));
   const KvPlan plan = Plan(WithTimes(1.0 / 13, 20000.0, 600.0));
   ExpectSound(plan, kSmolLm2);
-  EXPECT_EQ(plan.n_pool_slots, 0U);
+  EXPECT_EQ(plan.slots.n_pool_slots, 0U);
   EXPECT_GE(plan.selected_entries() * 1.02, slots.selected_entries());
-  ASSERT_TRUE(plan.reading.has_value());
-  EXPECT_DOUBLE_EQ(plan.reads_per_layer, 13.3) << "600 us / 50 us / 0.9, in tenths";
-  EXPECT_NEAR(plan.reading->read_us * 0.9, 600.0, 2.5);
+  ASSERT_NE(plan.reading(), nullptr);
+  EXPECT_DOUBLE_EQ(plan.slots.reads_per_layer, 13.3) << "600 us / 50 us / 0.9, in tenths";
+  EXPECT_NEAR(plan.reading()->read_us * 0.9, 600.0, 2.5);
   EXPECT_TRUE(plan.choice_list(0).tells_scores);
   EXPECT_NE(DescribePlan(plan).find("reads 13.3 groups"), std::string::npos) << DescribePlan(plan);
   // As options it is the same.
   KvSettings same;
   ASSERT_TRUE(ParseKvOptions("--kv-method kvswap --kv-budget 1/13 " + SameAgain(plan), &same).ok());
   const KvPlan again = Plan(same.kv);
-  EXPECT_NEAR(again.reads_per_layer, plan.reads_per_layer, 1e-3);
-  EXPECT_EQ(again.n_chosen, plan.n_chosen);
-  EXPECT_EQ(again.n_cache_slots, plan.n_cache_slots);
+  EXPECT_NEAR(again.slots.reads_per_layer, plan.slots.reads_per_layer, 1e-3);
+  EXPECT_EQ(again.choice.n_chosen, plan.choice.n_chosen);
+  EXPECT_EQ(again.slots.n_cache_slots, plan.slots.n_cache_slots);
 }
 
 TEST(KvPlanReading, AShareOfTheSelectionIsReadHoweverSlowFlashIs) {
   const KvPlan plan = Plan(WithTimes(1.0 / 13, 10.0));
-  EXPECT_GE(plan.reads_per_layer, 0.04 * (plan.n_chosen - plan.n_pinned));
-  EXPECT_LE(plan.reads_per_layer, 0.06 * (plan.n_chosen - plan.n_pinned));
+  EXPECT_GE(plan.slots.reads_per_layer, 0.04 * (plan.choice.n_chosen - plan.choice.n_pinned));
+  EXPECT_LE(plan.slots.reads_per_layer, 0.06 * (plan.choice.n_chosen - plan.choice.n_pinned));
 }
 
 TEST(KvPlanReading, ReadsAreLimitedOnlyWhereThatHelps) {
@@ -71,7 +71,7 @@ TEST(KvPlanReading, ReadsAreLimitedOnlyWhereThatHelps) {
   options.reads_per_layer = 0.0;
   EXPECT_FALSE(Plan(options).limits_reads());
   options.reads_per_layer = 5.0;
-  EXPECT_EQ(Plan(options).reads_per_layer, 5.0);
+  EXPECT_EQ(Plan(options).slots.reads_per_layer, 5.0);
   options = WithTimes(1.0 / 13, 20000.0);
   options.heads = HeadReduction::kSum;
   EXPECT_FALSE(Plan(options).limits_reads());
@@ -102,20 +102,20 @@ TEST(KvPlanReading, WithoutALimitAsMuchAsTheBudgetHasRoomFor) {
       options.hide = 0.0;
       const KvPlan plan = Plan(options, kSmolLm2, 8192, n_sequences);
       ExpectSound(plan, kSmolLm2);
-      EXPECT_GT(plan.n_chosen, 4 * Plan(Swap(share)).n_chosen) << DescribePlan(plan);
-      ASSERT_TRUE(plan.reading.has_value());
-      EXPECT_FALSE(plan.reading->is_limited_by_time);
+      EXPECT_GT(plan.choice.n_chosen, 4 * Plan(Swap(share)).choice.n_chosen) << DescribePlan(plan);
+      ASSERT_NE(plan.reading(), nullptr);
+      EXPECT_FALSE(plan.reading()->is_limited_by_time);
       // One more would not fit, or there is none.
-      if (plan.n_chosen == plan.n_groups()) continue;
+      if (plan.choice.n_chosen == plan.n_groups()) continue;
       options = Unlimited("kvswap");
-      options.budget_bytes = plan.budget_bytes;
+      options.budget_bytes = plan.budget.bytes;
       options.group_tokens = plan.record.group_tokens;
       options.index_type = plan.index.type;
-      options.select_entries = plan.n_chosen * 4;
+      options.select_entries = plan.choice.n_chosen * 4;
       options.k_type = plan.record.k_type;
       options.v_type = plan.record.v_type;
       options.rank = plan.index.rank;
-      options.window_entries = plan.window_entries;
+      options.window_entries = plan.window.n_entries;
       options.reuse_groups = 0;
       EXPECT_FALSE(PlanKv(options, kSmolLm2, 8192, n_sequences, 1).ok());
     }
@@ -127,12 +127,13 @@ TEST(KvPlanReading, MoreIsSelectedWhereFlashIsFasterAndLayersTakeLonger) {
   for (const double reads_per_s : {1e3, 3e4, 1e5, 3e5, 1e6}) {
     const KvPlan plan = Plan(WithTimes(1.0 / 13, reads_per_s));
     ExpectSound(plan, kSmolLm2);
-    const uint32_t n_total = std::max(plan.n_chosen, plan.statics.n_total);
+    const uint32_t n_total = plan.n_total();
     EXPECT_GE(n_total, before) << DescribePlan(plan);
     before = n_total;
   }
   EXPECT_GT(before, 600U);
-  EXPECT_GT(Plan(WithTimes(1.0 / 13, 3e5, 600.0)).n_chosen, Plan(WithTimes(1.0 / 13, 3e5, 300.0)).n_chosen);
+  EXPECT_GT(Plan(WithTimes(1.0 / 13, 3e5, 600.0)).choice.n_chosen,
+            Plan(WithTimes(1.0 / 13, 3e5, 300.0)).choice.n_chosen);
 }
 
 // The bound is kept, and nothing that would keep it is left.
@@ -141,11 +142,11 @@ TEST(KvPlanReading, ReadingIsHiddenAsFarAsAskedFor) {
     KvOptions options = WithTimes(1.0 / 13, 2e5);
     options.hide = hide;
     const KvPlan plan = Plan(options);
-    ASSERT_TRUE(plan.reading.has_value()) << DescribePlan(plan);
-    EXPECT_TRUE(plan.reading->is_limited_by_time);
-    EXPECT_LE(plan.reading->read_us * hide, 600.0);
-    EXPECT_GE(plan.reading->read_us * hide, 590.0);
-    EXPECT_NEAR(plan.reading->read_us, plan.reading->reads * 5.0, 1e-6);
+    ASSERT_NE(plan.reading(), nullptr) << DescribePlan(plan);
+    EXPECT_TRUE(plan.reading()->is_limited_by_time);
+    EXPECT_LE(plan.reading()->read_us * hide, 600.0);
+    EXPECT_GE(plan.reading()->read_us * hide, 590.0);
+    EXPECT_NEAR(plan.reading()->read_us, plan.reading()->reads * 5.0, 1e-6);
     EXPECT_NE(DescribePlan(plan).find("as many as flash has time for"), std::string::npos)
         << DescribePlan(plan);
   }
@@ -158,19 +159,19 @@ TEST(KvPlanReading, WhereCoresAreSharedReadsTakeAShareOfALayersTime) {
   options.flash_times->share_cores = true;
   const KvPlan shared = Plan(options);
   ExpectSound(shared, kSmolLm2);
-  ASSERT_TRUE(shared.reading.has_value());
-  EXPECT_GT(shared.n_pool_slots, 0U);
-  EXPECT_LT(shared.n_chosen, apart.n_chosen);
-  EXPECT_GT(shared.n_chosen, Plan(Swap(1.0 / 13)).n_chosen);
-  EXPECT_LE(shared.reading->read_us * shared.reading->hide, 600.0 * shared.reading->layer_share);
+  ASSERT_NE(shared.reading(), nullptr);
+  EXPECT_GT(shared.slots.n_pool_slots, 0U);
+  EXPECT_LT(shared.choice.n_chosen, apart.choice.n_chosen);
+  EXPECT_GT(shared.choice.n_chosen, Plan(Swap(1.0 / 13)).choice.n_chosen);
+  EXPECT_LE(shared.reading()->read_us * shared.reading()->hide, 600.0 * shared.reading()->layer_share);
   EXPECT_NE(DescribePlan(shared).find("same cores"), std::string::npos) << DescribePlan(shared);
   // Whoever says what is to be hidden means that, and no more.
-  options.hide = shared.reading->hide;
-  EXPECT_EQ(Plan(options).n_chosen, apart.n_chosen);
+  options.hide = shared.reading()->hide;
+  EXPECT_EQ(Plan(options).choice.n_chosen, apart.choice.n_chosen);
   // Never less than what has slots.
   options = WithTimes(1.0 / 13, 1e5);
   options.flash_times->share_cores = true;
-  EXPECT_EQ(Plan(options).n_chosen, Plan(Swap(1.0 / 13)).n_chosen);
+  EXPECT_EQ(Plan(options).choice.n_chosen, Plan(Swap(1.0 / 13)).choice.n_chosen);
   EXPECT_FALSE(Plan(options).limits_reads());
 }
 
@@ -178,25 +179,25 @@ TEST(KvPlanReading, WhereCoresAreSharedReadsTakeAShareOfALayersTime) {
 TEST(KvPlanReading, SlowFlashSelectsWhatHasSlots) {
   const KvPlan usual = Plan(Swap(1.0 / 13));
   const KvPlan plan = Plan(WithTimes(1.0 / 13, 100.0));
-  EXPECT_EQ(plan.n_chosen, plan.n_cache_slots);
-  EXPECT_EQ(usual.n_chosen, usual.n_cache_slots);
+  EXPECT_EQ(plan.choice.n_chosen, plan.slots.n_cache_slots);
+  EXPECT_EQ(usual.choice.n_chosen, usual.slots.n_cache_slots);
   EXPECT_TRUE(plan.limits_reads());
   // The limit takes memory, too: exactly as much is selected as where somebody asks for it.
   KvOptions limited = Swap(1.0 / 13);
-  limited.reads_per_layer = plan.reads_per_layer;
-  EXPECT_EQ(plan.n_chosen, Plan(limited).n_chosen);
-  EXPECT_GE(plan.n_chosen + 1, usual.n_chosen);
+  limited.reads_per_layer = plan.slots.reads_per_layer;
+  EXPECT_EQ(plan.choice.n_chosen, Plan(limited).choice.n_chosen);
+  EXPECT_GE(plan.choice.n_chosen + 1, usual.choice.n_chosen);
 }
 
 // Who is told of a raise before anything is measured is told the same afterwards.
 TEST(KvPlanReading, AShareIsRaisedToTheSameWhateverReadingCosts) {
   for (const uint32_t n_ctx : {600U, 1500U, 2200U}) {
     const KvPlan before = Plan(Swap(1.0 / 13), kSmolLm2, n_ctx, 1, 512);
-    ASSERT_TRUE(before.raises_budget) << n_ctx;
+    ASSERT_TRUE(before.budget.is_raised) << n_ctx;
     for (const double reads_per_s : {100.0, 1e5, 1e9}) {
       const KvPlan plan = Plan(WithTimes(1.0 / 13, reads_per_s), kSmolLm2, n_ctx, 1, 512);
-      EXPECT_EQ(plan.budget_bytes, before.budget_bytes) << n_ctx;
-      EXPECT_EQ(plan.notes.front(), before.notes.front());
+      EXPECT_EQ(plan.budget.bytes, before.budget.bytes) << n_ctx;
+      EXPECT_EQ(plan.notes.for_people.front(), before.notes.for_people.front());
     }
   }
 }
@@ -217,23 +218,24 @@ TEST(KvPlanReading, OptionsThatItTellsMakeTheSamePlan) {
   for (const double share : {1.0 / 13, 1.0 / 34}) {
     for (const double reads_per_s : {3e5, 1e6}) {
       const KvPlan plan = Plan(WithTimes(share, reads_per_s), kSmolLm2, 8192, 1, 512);
-      ASSERT_TRUE(plan.reading.has_value());
-      ASSERT_FALSE(plan.details.empty());
-      EXPECT_NE(plan.details.back().find(SameAgain(plan)), std::string::npos) << plan.details.back();
+      ASSERT_NE(plan.reading(), nullptr);
+      ASSERT_FALSE(plan.notes.for_experts.empty());
+      EXPECT_NE(plan.notes.for_experts.back().find(SameAgain(plan)), std::string::npos)
+          << plan.notes.for_experts.back();
       KvOptions options = Parsed(SameAgain(plan));
       options.method = "kvswap";
       options.budget_fraction = share;
       const KvPlan again = Plan(options, kSmolLm2, 8192, 1, 512);
-      EXPECT_EQ(again.n_chosen, plan.n_chosen);
-      EXPECT_EQ(again.n_cache_slots, plan.n_cache_slots);
-      EXPECT_EQ(again.n_pool_slots, plan.n_pool_slots);
-      EXPECT_EQ(again.window_entries, plan.window_entries);
+      EXPECT_EQ(again.choice.n_chosen, plan.choice.n_chosen);
+      EXPECT_EQ(again.slots.n_cache_slots, plan.slots.n_cache_slots);
+      EXPECT_EQ(again.slots.n_pool_slots, plan.slots.n_pool_slots);
+      EXPECT_EQ(again.window.n_entries, plan.window.n_entries);
       EXPECT_EQ(again.index.rank, plan.index.rank);
       EXPECT_EQ(again.rotates, plan.rotates);
-      EXPECT_EQ(again.prefill_tile_tokens, plan.prefill_tile_tokens);
+      EXPECT_EQ(again.prefill.tile_tokens, plan.prefill.tile_tokens);
       EXPECT_EQ(again.decode_bytes(), plan.decode_bytes());
-      EXPECT_EQ(again.statics.n_entries, plan.statics.n_entries);
-      EXPECT_EQ(again.statics.share, plan.statics.share);
+      EXPECT_EQ(again.n_statics(), plan.n_statics());
+      EXPECT_EQ(again.static_share(), plan.static_share());
     }
   }
 }
@@ -258,17 +260,17 @@ TEST(KvPlanReading, WhatAdaptsHasRoomForMore) {
   options.adapt = true;
   const KvPlan plan = Plan(options);
   ExpectSound(plan, kSmolLm2);
-  EXPECT_EQ(plan.n_usual, fixed.n_chosen);
-  EXPECT_GT(plan.n_chosen, fixed.n_chosen);
-  EXPECT_LT(plan.n_least(), plan.n_usual);
-  EXPECT_EQ(plan.hide, 0.9);
-  EXPECT_EQ(fixed.n_usual, 0U);
+  EXPECT_EQ(plan.choice.n_usual, fixed.choice.n_chosen);
+  EXPECT_GT(plan.choice.n_chosen, fixed.choice.n_chosen);
+  EXPECT_LT(plan.n_least(), plan.choice.n_usual);
+  EXPECT_EQ(plan.choice.hide, 0.9);
+  EXPECT_EQ(fixed.choice.n_usual, 0U);
 
   const KvPlan asked = Plan(Parsed("--kv-method kvswap --kv-budget 1/13 --kv-select 2000 --kv-adapt on"));
-  EXPECT_EQ(asked.n_usual, asked.n_chosen);
-  EXPECT_EQ(asked.n_least(), asked.n_cache_slots);
+  EXPECT_EQ(asked.choice.n_usual, asked.choice.n_chosen);
+  EXPECT_EQ(asked.n_least(), asked.slots.n_cache_slots);
   // Without a pool there is nothing to give up.
-  EXPECT_EQ(Plan(Parsed("--kv-method kvswap --kv-select 400 --kv-adapt on")).n_usual, 0U);
+  EXPECT_EQ(Plan(Parsed("--kv-method kvswap --kv-select 400 --kv-adapt on")).choice.n_usual, 0U);
   ExpectMessage(Refusal(Parsed("--kv-method quest --kv-adapt on")), StatusCode::kInvalidArgument,
                 "--kv-adapt does not go with");
 }
@@ -277,17 +279,18 @@ TEST(KvPlanReading, WhatAdaptsHasRoomForMore) {
 TEST(KvPlanReading, ABudgetThatHoldsEverythingSelectsNothing) {
   const KvPlan plan = Plan(Parsed("--kv-budget 100% --kv-hide 0.9 --kv-sample 400"));
   EXPECT_EQ(plan.method.name, "full");
-  ASSERT_FALSE(plan.notes.empty());
-  EXPECT_NE(plan.notes.back().find("hide, sample"), std::string::npos) << plan.notes.back();
+  ASSERT_FALSE(plan.notes.for_people.empty());
+  EXPECT_NE(plan.notes.for_people.back().find("hide, sample"), std::string::npos)
+      << plan.notes.for_people.back();
 }
 
 TEST(KvPlanSample, ThePoolHasRoomForWhatIsDrawn) {
   for (const std::string more : {"", " --kv-select 400", " --kv-select 1200"}) {
     const KvPlan plan = Plan(Parsed("--kv-method kvswap --kv-budget 1/13 --kv-sample 400" + more));
     ExpectSound(plan, kSmolLm2);
-    EXPECT_EQ(plan.n_sampled, 100U);
-    EXPECT_EQ(plan.n_pool_slots, plan.n_chosen - plan.n_cache_slots + 101);
-    EXPECT_EQ(plan.group_score, GroupScore::kMass);
+    EXPECT_EQ(plan.choice.n_sampled, 100U);
+    EXPECT_EQ(plan.slots.n_pool_slots, plan.choice.n_chosen - plan.slots.n_cache_slots + 101);
+    EXPECT_EQ(plan.choice.group_score, GroupScore::kMass);
     EXPECT_FALSE(plan.has_statics());
     EXPECT_NE(DescribePlan(plan).find(", 400 more drawn at random"), std::string::npos) << DescribePlan(plan);
   }
@@ -300,16 +303,16 @@ TEST(KvPlanSample, WhatIsDrawnIsRead) {
   const KvPlan without = Plan(options);
   options.sample_entries = 200;
   const KvPlan with = Plan(options);
-  ASSERT_TRUE(with.reading.has_value());
-  EXPECT_LT(with.n_chosen, without.n_chosen);
-  EXPECT_LE(with.reading->read_us * 0.9, 600.0);
+  ASSERT_NE(with.reading(), nullptr);
+  EXPECT_LT(with.choice.n_chosen, without.choice.n_chosen);
+  EXPECT_LE(with.reading()->read_us * 0.9, 600.0);
 }
 
 TEST(KvPlanSample, NoMoreIsDrawnThanThereIs) {
   const KvPlan plan = Plan(Parsed("--kv-method kvswap --kv-select 8000 --kv-sample 8000"));
-  EXPECT_EQ(plan.n_chosen, 2001U);
-  EXPECT_EQ(plan.n_sampled, 2048U - 2001U);
-  EXPECT_EQ(Plan(Parsed("--kv-method kvswap --kv-select 9000 --kv-sample 8000")).n_sampled, 0U);
+  EXPECT_EQ(plan.choice.n_chosen, 2001U);
+  EXPECT_EQ(plan.choice.n_sampled, 2048U - 2001U);
+  EXPECT_EQ(Plan(Parsed("--kv-method kvswap --kv-select 9000 --kv-sample 8000")).choice.n_sampled, 0U);
 }
 
 TEST(KvPlanSample, WhatGoesWithoutIt) {

@@ -72,21 +72,21 @@ KvOptions Budget(double share) {
 }
 
 uint32_t EntriesOf(const KvPlan& plan) {
-  return (plan.n_chosen - plan.n_pinned) * plan.record.group_tokens + plan.statics.n_entries;
+  return (plan.choice.n_chosen - plan.choice.n_pinned) * plan.record.group_tokens + plan.n_statics();
 }
 
 bool IsResident(const KvPlan& plan) { return !plan.method.needs_file(); }
-bool SelectsAll(const KvPlan& plan) { return IsResident(plan) || plan.n_chosen == plan.n_choosable(); }
+bool SelectsAll(const KvPlan& plan) { return IsResident(plan) || plan.choice.n_chosen == plan.n_choosable(); }
 
 void ExpectSense(const KvPlan& plan, const KvModelShape& model, uint32_t least) {
   SCOPED_TRACE(DescribePlan(plan));
-  EXPECT_LE(std::max(plan.decode_bytes(), plan.prefill_bytes()), plan.budget_bytes);
+  EXPECT_LE(std::max(plan.decode_bytes(), plan.prefill_bytes()), plan.budget.bytes);
   if (SelectsAll(plan)) return;
   ExpectSound(plan, model);
-  EXPECT_GE(EntriesOf(plan) + plan.n_pinned * plan.record.group_tokens,
+  EXPECT_GE(EntriesOf(plan) + plan.choice.n_pinned * plan.record.group_tokens,
             std::min(least, (plan.n_ctx + 2) / 3));
-  if (plan.n_cache_slots == plan.n_choosable()) return;  // decoding could hold no more
-  EXPECT_GE(static_cast<double>(plan.decode_bytes()), 0.9 * static_cast<double>(plan.budget_bytes));
+  if (plan.slots.n_cache_slots == plan.n_choosable()) return;  // decoding could hold no more
+  EXPECT_GE(static_cast<double>(plan.decode_bytes()), 0.9 * static_cast<double>(plan.budget.bytes));
 }
 
 TEST(KvPlanShapes, SharesOfModelsThatPeopleRunSelectASensibleNumber) {
@@ -96,7 +96,7 @@ TEST(KvPlanShapes, SharesOfModelsThatPeopleRunSelectASensibleNumber) {
         SCOPED_TRACE(fmt::format("{} {} {}", one.name, n_ctx, share));
         const KvPlan plan = Plan(Budget(share), one.model, n_ctx, 1, 4096);
         ExpectSense(plan, one.model, 320);
-        EXPECT_TRUE(!plan.raises_budget || !plan.notes.empty());
+        EXPECT_TRUE(!plan.budget.is_raised || !plan.notes.for_people.empty());
       }
     }
   }
@@ -123,7 +123,7 @@ TEST(KvPlanShapes, ALongerContextHasNoMuchSmallerShare) {
       for (uint32_t n_ctx = 309; n_ctx < 20000; n_ctx += n_ctx * 3 / 100) {
         const KvPlan plan = Plan(Budget(share), one.model, n_ctx, 1, 4096);
         SCOPED_TRACE(fmt::format("{} {} {}: {}", one.name, n_ctx, share, DescribePlan(plan)));
-        EXPECT_GE(static_cast<double>(plan.budget_bytes), 0.97 * static_cast<double>(before.budget_bytes));
+        EXPECT_GE(static_cast<double>(plan.budget.bytes), 0.97 * static_cast<double>(before.budget.bytes));
         before = plan;
       }
     }
@@ -148,7 +148,7 @@ TEST(KvPlanShapes, WideTypesAreTakenWhereManyEntriesFit) {
 auto RowOf(const KvPlan& plan) {
   const auto bits = [](KvType type) { return KvElementBits(type); };
   return std::tuple(bits(plan.record.k_type) + bits(plan.record.v_type), bits(plan.index.type),
-                    plan.index.rank, plan.window_entries);
+                    plan.index.rank, plan.window.n_entries);
 }
 
 // More bytes buy no worse row of types, and of the same no fewer entries (a static set, which counts for more
@@ -162,7 +162,7 @@ TEST(KvPlanShapes, MoreBudgetNeverBuysLess) {
     for (double share = 1.0 / 200; share < 1.0; share *= 1.05) {
       KvOptions options;
       options.budget_bytes = static_cast<uint64_t>(
-          share * static_cast<double>(Plan(Budget(1.0), shape.model, shape.n_ctx).full_bytes));
+          share * static_cast<double>(Plan(Budget(1.0), shape.model, shape.n_ctx).budget.full_bytes));
       const auto plan = PlanKv(options, shape.model, shape.n_ctx, 1, shape.alignment_bytes);
       if (!plan.ok()) {
         EXPECT_EQ(last.n_ctx, 0U) << "less was enough: " << DescribePlan(last);
@@ -199,11 +199,11 @@ TEST(KvPlanShapes, TilesAreNoLargerThanADevicesBuffers) {
       const uint64_t token_bytes =
           uint64_t{2} * model.model.n_kv_heads * model.model.head_dim * sizeof(uint16_t);
       const bool is_tiled = n_ctx * token_bytes > kMostBytes;
-      EXPECT_EQ(plan->prefill_tile_tokens < n_ctx, is_tiled) << model.name << " at " << n_ctx;
+      EXPECT_EQ(plan->prefill.tile_tokens < n_ctx, is_tiled) << model.name << " at " << n_ctx;
       if (!is_tiled) continue;
-      EXPECT_LE(plan->prefill_tile_tokens * token_bytes, kMostBytes) << model.name << " at " << n_ctx;
-      EXPECT_GT(plan->prefill_tile_tokens * token_bytes, kMostBytes / 2) << model.name << " at " << n_ctx;
-      EXPECT_TRUE(plan->spills_hidden);
+      EXPECT_LE(plan->prefill.tile_tokens * token_bytes, kMostBytes) << model.name << " at " << n_ctx;
+      EXPECT_GT(plan->prefill.tile_tokens * token_bytes, kMostBytes / 2) << model.name << " at " << n_ctx;
+      EXPECT_TRUE(plan->prefill.spills_hidden);
     }
   }
 }

@@ -11,6 +11,7 @@
 
 #include "runtime/kv/math/slot_cache.h"
 #include "runtime/kv/plan/kv_method.h"
+#include "runtime/kv/plan/kv_plan_input.h"
 #include "runtime/kv/planner/describe_plan.h"
 #include "runtime/kv/planner/kv_plan_sizes.h"
 #include "runtime/kv/planner/plan_kv.h"
@@ -35,19 +36,19 @@ TEST(KvPlan, ThePapersBudgetsOfTheTestModel) {
       const KvPlan plan = Plan(Swap(test.fraction), kSmolLm2, 8192, 1, alignment);
       std::printf("alignment %u: %s\n", alignment, DescribePlan(plan).c_str());
       ExpectSound(plan, kSmolLm2);
-      EXPECT_EQ(plan.full_bytes, uint64_t{8192} * 30 * 2 * 192 * 2);
-      EXPECT_GE(plan.decode_bytes(), plan.budget_bytes / 100 * 97);
+      EXPECT_EQ(plan.budget.full_bytes, uint64_t{8192} * 30 * 2 * 192 * 2);
+      EXPECT_GE(plan.decode_bytes(), plan.budget.bytes / 100 * 97);
       EXPECT_EQ(plan.record.k_type, test.k_type);
       EXPECT_EQ(plan.record.v_type, test.v_type);
       EXPECT_EQ(plan.index.rank, test.rank);
       EXPECT_EQ(plan.index.type, KvType::kInt4);
-      EXPECT_EQ(plan.window_entries, test.window_entries);
+      EXPECT_EQ(plan.window.n_entries, test.window_entries);
       EXPECT_EQ(plan.record.group_tokens, 4U);
-      EXPECT_EQ(plan.n_pinned, 1U);
-      EXPECT_EQ(plan.n_cache_slots, plan.n_chosen);
-      EXPECT_EQ(plan.heads, HeadReduction::kSoftmax);
-      EXPECT_EQ(plan.adapter_kind, AdapterKind::kQueryCentred);
-      EXPECT_EQ(plan.policy, "lru");
+      EXPECT_EQ(plan.choice.n_pinned, 1U);
+      EXPECT_EQ(plan.slots.n_cache_slots, plan.choice.n_chosen);
+      EXPECT_EQ(plan.choice.heads, HeadReduction::kSoftmax);
+      EXPECT_EQ(plan.adapter.kind, AdapterKind::kQueryCentred);
+      EXPECT_EQ(plan.slots.policy, "lru");
       EXPECT_GE(plan.selected_entries(), alignment == 1 ? test.least_entries : test.least_entries * 9 / 10);
     }
   }
@@ -84,12 +85,13 @@ TEST(KvPlan, SelectsAsManyEntriesAsFit) {
   options.index_type = KvType::kInt4;
   options.window_entries = 64;
   options.select_entries = plan.selected_entries();
-  EXPECT_EQ(Plan(options).n_chosen, plan.n_chosen);
+  EXPECT_EQ(Plan(options).choice.n_chosen, plan.choice.n_chosen);
   options.select_entries = plan.selected_entries() + 4;
-  EXPECT_EQ(Plan(options).n_pool_slots, Plan(options).n_chosen - Plan(options).n_cache_slots);
-  EXPECT_GT(Plan(options).n_pool_slots, 0U) << "one more has no slot of its own";
+  EXPECT_EQ(Plan(options).slots.n_pool_slots,
+            Plan(options).choice.n_chosen - Plan(options).slots.n_cache_slots);
+  EXPECT_GT(Plan(options).slots.n_pool_slots, 0U) << "one more has no slot of its own";
   options.policy = "non-hit";  // has as many slots as it selects
-  options.budget_bytes = plan.budget_bytes;
+  options.budget_bytes = plan.budget.bytes;
   options.budget_fraction.reset();
   const Status status = Refusal(options);
   ExpectMessage(status, StatusCode::kOutOfMemory,
@@ -110,8 +112,8 @@ TEST(KvPlan, EveryBudgetIsHeldAndUsed) {
     ExpectSound(plan, kSmolLm2);
     // Below, the prefill's smallest tiles leave little for the index; where all is selected, no more is
     // needed.
-    if (denominator <= 40 && plan.n_chosen < plan.n_groups()) {
-      EXPECT_GE(plan.decode_bytes(), plan.budget_bytes / 100 * 97) << share;
+    if (denominator <= 40 && plan.choice.n_chosen < plan.n_groups()) {
+      EXPECT_GE(plan.decode_bytes(), plan.budget.bytes / 100 * 97) << share;
     }
     EXPECT_GE(plan.selected_entries(), 100U) << share;
     last_entries = plan.selected_entries();
@@ -124,12 +126,12 @@ TEST(KvPlan, FullInRecords) {
   KvOptions options = Unlimited("full");
   options.k_type = KvType::kFp8;
   const KvPlan plan = Plan(options);
-  EXPECT_EQ(plan.n_chosen, plan.n_groups());
-  EXPECT_EQ(plan.n_cache_slots, plan.n_groups());
-  EXPECT_EQ(plan.exact_entries(), kExactEntries);
-  EXPECT_EQ(plan.window_record.k_type, KvType::kF16);
+  EXPECT_EQ(plan.choice.n_chosen, plan.n_groups());
+  EXPECT_EQ(plan.slots.n_cache_slots, plan.n_groups());
+  EXPECT_EQ(plan.window.exact_entries(), kExactEntries);
+  EXPECT_EQ(plan.window.record.k_type, KvType::kF16);
   EXPECT_GE(Part(plan, "kv"), 30 * (plan.n_groups() * plan.record.size_bytes() +
-                                    plan.n_window_slots * plan.window_record.size_bytes()));
+                                    plan.window.n_slots * plan.window.record.size_bytes()));
   EXPECT_GT(plan.prefill_bytes(), plan.decode_bytes());
   KvOptions of_flash = Unlimited("flexgen");  // it makes no adapter either
   of_flash.k_type = of_flash.v_type = KvType::kFp8;
@@ -148,13 +150,13 @@ TEST(KvPlan, LargerModelsScaleTheRank) {
     const KvPlan relaxed = Plan(Swap(1.0 / 13), kLlama8b, 32768, n_sequences, 4096);
     std::printf("%s\n", DescribePlan(relaxed).c_str());
     ExpectSound(relaxed, kLlama8b);
-    EXPECT_EQ(relaxed.full_bytes, uint64_t{4} * 1024 * 1024 * 1024 * n_sequences);
+    EXPECT_EQ(relaxed.budget.full_bytes, uint64_t{4} * 1024 * 1024 * 1024 * n_sequences);
     EXPECT_EQ(relaxed.index.rank, 128U);
-    EXPECT_GE(relaxed.decode_bytes(), relaxed.budget_bytes / 100 * 97);
+    EXPECT_GE(relaxed.decode_bytes(), relaxed.budget.bytes / 100 * 97);
     const KvPlan tight = Plan(Swap(1.0 / 34), kLlama8b, 32768, n_sequences, 4096);
     ExpectSound(tight, kLlama8b);
     EXPECT_EQ(tight.index.rank, 64U);
-    EXPECT_TRUE(tight.spills_hidden);
+    EXPECT_TRUE(tight.prefill.spills_hidden);
     ExpectSound(Plan(Swap(1.0 / 64), kLlama8b, 32768, n_sequences, 4096), kLlama8b);
   }
 }
@@ -163,7 +165,7 @@ TEST(KvPlan, ABatchHasItsOwnOfEverythingButScratch) {
   const KvPlan one = Plan(Swap(1.0 / 13));
   const KvPlan four = Plan(Swap(1.0 / 13), kSmolLm2, 8192, 4);
   ExpectSound(four, kSmolLm2);
-  EXPECT_EQ(four.full_bytes, 4 * one.full_bytes);
+  EXPECT_EQ(four.budget.full_bytes, 4 * one.budget.full_bytes);
   EXPECT_EQ(four.n_streams, 4U);
   EXPECT_EQ(Part(four, "index"), 4 * Part(one, "index"));
   EXPECT_EQ(Part(four, "staging"), Part(one, "staging"));
@@ -187,9 +189,9 @@ TEST(KvPlan, EverythingMayBeSelected) {
   const KvPlan plan = Plan(options, kSmolLm2, 8191);
   ExpectSound(plan, kSmolLm2);
   EXPECT_EQ(plan.n_groups(), 2048U);
-  EXPECT_EQ(plan.n_chosen, plan.n_groups());
-  EXPECT_EQ(plan.prefill_tile_tokens, 8191U);
-  EXPECT_FALSE(plan.spills_hidden);
+  EXPECT_EQ(plan.choice.n_chosen, plan.n_groups());
+  EXPECT_EQ(plan.prefill.tile_tokens, 8191U);
+  EXPECT_FALSE(plan.prefill.spills_hidden);
   EXPECT_EQ(plan.record.k_type, KvType::kF32);
 }
 
@@ -197,24 +199,24 @@ TEST(KvPlan, WithoutABudgetThePapersNumberIsSelected) {
   const KvPlan plan = Plan(Unlimited("kvswap"));
   EXPECT_EQ(plan.selected_entries(), 400U);
   EXPECT_EQ(plan.record.k_type, KvType::kF16);
-  EXPECT_EQ(plan.budget_bytes, UINT64_MAX);
+  EXPECT_EQ(plan.budget.bytes, UINT64_MAX);
 }
 
 TEST(KvPlan, ReuseBufferAndSelectionGoTogether) {
   KvOptions options = Unlimited("kvswap");
   options.reuse_groups = 150;
-  EXPECT_EQ(Plan(options).n_chosen, 101U);
+  EXPECT_EQ(Plan(options).choice.n_chosen, 101U);
   options.select_entries = 402;  // 100 groups and the pinned one
   const KvPlan plan = Plan(options);
-  EXPECT_EQ(plan.n_chosen, 101U);
-  EXPECT_EQ(plan.n_cache_slots, 150U);
+  EXPECT_EQ(plan.choice.n_chosen, 101U);
+  EXPECT_EQ(plan.slots.n_cache_slots, 150U);
   options.policy = "non-hit";
   ExpectMessage(Refusal(options), StatusCode::kInvalidArgument, "as many slots as groups are selected, 101");
   options.reuse_groups.reset();
   options.policy = "non-hit";
-  EXPECT_EQ(Plan(options).n_cache_slots, 101U);
+  EXPECT_EQ(Plan(options).slots.n_cache_slots, 101U);
   options.select_entries = 0;  // sinks and window alone
-  EXPECT_EQ(Plan(options).n_chosen, 1U);
+  EXPECT_EQ(Plan(options).choice.n_chosen, 1U);
   options.sink_entries = 0;
   ExpectMessage(Refusal(options), StatusCode::kInvalidArgument, "nothing would be selected");
 }
@@ -222,16 +224,16 @@ TEST(KvPlan, ReuseBufferAndSelectionGoTogether) {
 TEST(KvPlan, ASmallReuseBufferDoesNotShrinkTheSelectionSilently) {
   KvOptions options = Unlimited("kvswap");
   options.reuse_groups = 50;
-  EXPECT_EQ(Plan(options).n_chosen, 101U);
-  EXPECT_EQ(Plan(options, kSmolLm2, 200).n_chosen, 50U) << "all that there are";
+  EXPECT_EQ(Plan(options).choice.n_chosen, 101U);
+  EXPECT_EQ(Plan(options, kSmolLm2, 200).choice.n_chosen, 50U) << "all that there are";
 
   options = Swap(1.0 / 13);
   EXPECT_EQ(DescribePlan(Plan(options)).find("reuse buffer"), std::string::npos);
   options.reuse_groups = 1;
-  EXPECT_EQ(Plan(options).n_chosen, 2U) << "one beside the pinned one";
+  EXPECT_EQ(Plan(options).choice.n_chosen, 2U) << "one beside the pinned one";
   options.reuse_groups = 50;
   const KvPlan plan = Plan(options);
-  EXPECT_EQ(plan.n_chosen, 50U);
+  EXPECT_EQ(plan.choice.n_chosen, 50U);
   EXPECT_NE(
       DescribePlan(plan).find("; 200 of 8192 entries (no more, as the reuse buffer was given 50 groups) in"),
       std::string::npos)
@@ -253,10 +255,10 @@ TEST(KvPlan, NoMoreEntriesAreNamedThanThereAre) {
 TEST(KvPlan, CentringNeedsSinks) {
   KvOptions options = Swap(1.0 / 13);
   options.sink_entries = 0;
-  EXPECT_EQ(Plan(options).adapter_kind, AdapterKind::kQuery);
-  EXPECT_EQ(Plan(options).n_pinned, 0U);
+  EXPECT_EQ(Plan(options).adapter.kind, AdapterKind::kQuery);
+  EXPECT_EQ(Plan(options).choice.n_pinned, 0U);
   options.sink_entries = 9;
-  EXPECT_EQ(Plan(options).n_pinned, 3U);
+  EXPECT_EQ(Plan(options).choice.n_pinned, 3U);
 }
 
 // What must be in the ring at once, counted for every position of the newest entry.
@@ -272,10 +274,10 @@ TEST(KvPlan, TheWindowHoldsEveryEntryThatCannotBeSelected) {
         const uint32_t old = std::min((n - window) / group * group, n - 1);
         most = std::max(most, (n - 1) / group - old / group + 1);
       }
-      EXPECT_EQ(plan.n_window_slots, most + 1) << "G " << group << ", W " << window;
+      EXPECT_EQ(plan.window.n_slots, most + 1) << "G " << group << ", W " << window;
     }
   }
-  EXPECT_EQ(Plan(Unlimited("kvswap"), kSmolLm2, 10).n_window_slots, 3U) << "no more than there are groups";
+  EXPECT_EQ(Plan(Unlimited("kvswap"), kSmolLm2, 10).window.n_slots, 3U) << "no more than there are groups";
 }
 
 // What makes prompts faster does not take the tile's place: with one byte less than both need, there is one
@@ -288,16 +290,16 @@ TEST(KvPlan, InputsAheadAreOfMemoryThatIsLeft) {
     return Plan(options);
   };
   const KvPlan roomy = plan_of(uint64_t{64} << 20);
-  ASSERT_TRUE(roomy.has_inputs_ahead);
+  ASSERT_TRUE(roomy.prefill.has_inputs_ahead);
   uint64_t low = uint64_t{8} << 20;
   uint64_t high = uint64_t{64} << 20;  // has them
-  ASSERT_FALSE(plan_of(low).has_inputs_ahead);
+  ASSERT_FALSE(plan_of(low).prefill.has_inputs_ahead);
   while (high - low > 1) {
     const uint64_t middle = (low + high) / 2;
-    (plan_of(middle).has_inputs_ahead ? high : low) = middle;
+    (plan_of(middle).prefill.has_inputs_ahead ? high : low) = middle;
   }
   const KvPlan without = plan_of(low);
-  EXPECT_EQ(without.prefill_tile_tokens, without.n_ctx);
+  EXPECT_EQ(without.prefill.tile_tokens, without.n_ctx);
   EXPECT_EQ(ProjectedRows(without), kLeastProjectedRows);
   EXPECT_EQ(ProjectedRows(plan_of(high)), kPrefillChunkTokens);
 }
@@ -310,10 +312,10 @@ TEST(KvPlan, ActivationsMakeRoomForTheAdaptersWork) {
   const KvPlan without = Plan(options, model, 8192);
   model.feed_forward_bytes = uint64_t{3} * 256 * 8192 * sizeof(float);
   const KvPlan with = Plan(options, model, 8192);
-  ASSERT_LT(without.prefill_tile_tokens, 8192U);
-  EXPECT_GT(with.prefill_tile_tokens, without.prefill_tile_tokens) << DescribePlan(with);
-  EXPECT_LE(with.prefill_bytes(), with.budget_bytes);
-  EXPECT_EQ(with.n_chosen, without.n_chosen);
+  ASSERT_LT(without.prefill.tile_tokens, 8192U);
+  EXPECT_GT(with.prefill.tile_tokens, without.prefill.tile_tokens) << DescribePlan(with);
+  EXPECT_LE(with.prefill_bytes(), with.budget.bytes);
+  EXPECT_EQ(with.choice.n_chosen, without.choice.n_chosen);
 }
 
 TEST(KvPlan, AnAdapterFromAFileLeavesMoreForPrefill) {
@@ -321,14 +323,14 @@ TEST(KvPlan, AnAdapterFromAFileLeavesMoreForPrefill) {
   const KvPlan computed = Plan(options);
   options.adapter_from_file = true;
   const KvPlan read = Plan(options);
-  EXPECT_GE(read.prefill_tile_tokens, computed.prefill_tile_tokens);
-  EXPECT_TRUE(read.prefill_tile_tokens > computed.prefill_tile_tokens ||
+  EXPECT_GE(read.prefill.tile_tokens, computed.prefill.tile_tokens);
+  EXPECT_TRUE(read.prefill.tile_tokens > computed.prefill.tile_tokens ||
               read.prefill_bytes() < computed.prefill_bytes());
-  EXPECT_LE(read.n_chosen, computed.n_chosen);
-  EXPECT_GE(read.n_chosen + 1, computed.n_chosen) << "the file's means take hardly any room";
-  EXPECT_LT(computed.prefill_tile_tokens, 8192U);
+  EXPECT_LE(read.choice.n_chosen, computed.choice.n_chosen);
+  EXPECT_GE(read.choice.n_chosen + 1, computed.choice.n_chosen) << "the file's means take hardly any room";
+  EXPECT_LT(computed.prefill.tile_tokens, 8192U);
   // The tile that is computed, and an earlier one.
-  EXPECT_GT(computed.prefill_bytes() + 2 * 256 * 2 * 192 * 2, computed.budget_bytes)
+  EXPECT_GT(computed.prefill_bytes() + 2 * 256 * 2 * 192 * 2, computed.budget.bytes)
       << "a larger tile would fit";
 }
 
@@ -336,7 +338,7 @@ TEST(KvPlan, FullKeepsEverything) {
   const KvPlan plan = Plan(Unlimited("full"), kSmolLm2, 8192, 2);
   ASSERT_EQ(plan.parts.size(), 1U);
   EXPECT_EQ(plan.parts[0].name, "kv");
-  EXPECT_EQ(plan.parts[0].bytes, plan.full_bytes);
+  EXPECT_EQ(plan.parts[0].bytes, plan.budget.full_bytes);
   EXPECT_EQ(plan.decode_bytes(), plan.prefill_bytes());
   KvOptions options = Unlimited("full");
   options.budget_fraction = 0.5;
@@ -350,7 +352,7 @@ TEST(KvPlan, FullKeepsEverything) {
 TEST(KvPlan, FlexgenReadsEverythingThroughThePool) {
   const KvPlan plan = Plan(Unlimited("flexgen"));
   ExpectSound(plan, kSmolLm2);
-  EXPECT_EQ(plan.n_chosen, plan.n_groups());
+  EXPECT_EQ(plan.choice.n_chosen, plan.n_groups());
   EXPECT_EQ(plan.index.rank, 0U);
   EXPECT_EQ(Part(plan, "index") + Part(plan, "scores"), 0U);
   EXPECT_EQ(Part(plan, "pool"), plan.record.size_bytes() * plan.n_groups()) << "one layer's";
@@ -369,7 +371,7 @@ TEST(KvPlan, SmallContextsAreFine) {
   for (const uint32_t n_ctx : {1U, 3U, 4U, 5U, 63U, 64U, 255U, 257U, 511U, 513U}) {
     for (const char* method : {"kvswap", "flexgen", "full"}) {
       const KvPlan plan = Plan(Unlimited(method), kTiny, n_ctx, 3, 512);
-      EXPECT_LE(plan.n_chosen, plan.n_groups()) << method << " " << n_ctx;
+      EXPECT_LE(plan.choice.n_chosen, plan.n_groups()) << method << " " << n_ctx;
       if (plan.method.is_on_flash()) ExpectSound(plan, kTiny);
     }
   }
@@ -385,7 +387,7 @@ TEST(KvPlan, HugeValuesDoNotOverflow) {
     ExpectMessage(Refusal(Unlimited(method), {kHuge, kHuge, kHuge, kHuge, kHuge}),
                   StatusCode::kInvalidArgument, "more than kvrun can plan for");
     const KvPlan plan = Plan(Unlimited(method), kLlama8b, 1U << 30, 16, 4096);
-    EXPECT_GE(plan.full_bytes, uint64_t{1} << 50);
+    EXPECT_GE(plan.budget.full_bytes, uint64_t{1} << 50);
     EXPECT_GE(plan.prefill_bytes(), (uint64_t{1} << 30) * 4096);
   }
   KvOptions options = Unlimited("kvswap");
@@ -394,10 +396,10 @@ TEST(KvPlan, HugeValuesDoNotOverflow) {
   options.group_tokens = 256;
   const KvPlan plan = Plan(options, kSmolLm2, 8192, 4096);
   ExpectSound(plan, kSmolLm2);
-  EXPECT_EQ(plan.n_cache_slots, 32U);
+  EXPECT_EQ(plan.slots.n_cache_slots, 32U);
   options.budget_bytes = UINT64_MAX - 1;
   ExpectSound(Plan(options, kSmolLm2, 8192, 4096), kSmolLm2);
-  EXPECT_EQ(Plan(Swap(1e300)).n_chosen, 101U) << "as without a budget";
+  EXPECT_EQ(Plan(Swap(1e300)).choice.n_chosen, 101U) << "as without a budget";
 }
 
 TEST(KvPlan, TheDefaultGroupIsGivenAndForKvswapAlone) {
@@ -410,7 +412,7 @@ TEST(KvPlan, TheDefaultGroupIsGivenAndForKvswapAlone) {
     EXPECT_EQ(plan.record.group_tokens, group_tokens);
     EXPECT_EQ(plan.index.group_tokens, group_tokens);
     EXPECT_NE(DescribePlan(plan).find("in groups of " + std::to_string(group_tokens)), std::string::npos);
-    EXPECT_TRUE(plan.notes.empty());
+    EXPECT_TRUE(plan.notes.for_people.empty());
   }
   options.group_tokens = 2;
   EXPECT_EQ(Plan(options).record.group_tokens, 2U) << "given";
@@ -449,7 +451,7 @@ TEST(KvMethods, BudgetsAreHeld) {
       options.budget_fraction = share;
       const KvPlan plan = Plan(options);
       ExpectSound(plan, kSmolLm2);
-      EXPECT_LE(std::max(plan.prefill_bytes(), plan.decode_bytes()), plan.budget_bytes);
+      EXPECT_LE(std::max(plan.prefill_bytes(), plan.decode_bytes()), plan.budget.bytes);
     }
   }
 }
@@ -459,19 +461,19 @@ TEST(KvPlan, KvswapGoesByMassWhereThereIsOne) {
   for (const HeadReduction heads :
        {HeadReduction::kSoftmax, HeadReduction::kGqa, HeadReduction::kPerKvHead}) {
     options.heads = heads;
-    EXPECT_EQ(Plan(options).group_score, GroupScore::kMass);
+    EXPECT_EQ(Plan(options).choice.group_score, GroupScore::kMass);
   }
   options.heads = HeadReduction::kSum;
-  EXPECT_EQ(Plan(options).group_score, GroupScore::kLargest);
+  EXPECT_EQ(Plan(options).choice.group_score, GroupScore::kLargest);
 }
 
 TEST(KvPlan, AMassEndsASelectionThatHasOne) {
   KvOptions options = Swap(1.0 / 13);
-  EXPECT_EQ(Plan(options).mass_share, 0.0F);
+  EXPECT_EQ(Plan(options).choice.mass_share, 0.0F);
   options.mass_share = 0.9;
-  EXPECT_EQ(Plan(options).group_score, GroupScore::kMass);
-  EXPECT_EQ(Plan(options).mass_share, 0.9F);
-  EXPECT_EQ(Plan(options).n_chosen, Plan(Swap(1.0 / 13)).n_chosen) << "the most";
+  EXPECT_EQ(Plan(options).choice.group_score, GroupScore::kMass);
+  EXPECT_EQ(Plan(options).choice.mass_share, 0.9F);
+  EXPECT_EQ(Plan(options).choice.n_chosen, Plan(Swap(1.0 / 13)).choice.n_chosen) << "the most";
   options.heads = HeadReduction::kSum;
   EXPECT_NE(PlanKv(options, kSmolLm2, 8192, 1, 4096).status().message().find("--kv-heads sum"),
             std::string::npos);
@@ -485,15 +487,15 @@ TEST(KvPlan, AMassEndsASelectionThatHasOne) {
 
 TEST(KvMethods, StreamingFillsItsBudgetWithRecentEntries) {
   KvOptions options = Unlimited("streaming");
-  EXPECT_EQ(Plan(options).window_entries, 1020U);
+  EXPECT_EQ(Plan(options).window.n_entries, 1020U);
   options.budget_fraction = 1.0 / 8;
   const KvPlan plan = Plan(options);
-  EXPECT_EQ(plan.n_chosen, plan.n_pinned);
+  EXPECT_EQ(plan.choice.n_chosen, plan.choice.n_pinned);
   // An eighth of the entries, less what tables and staging take, and a group or two.
-  EXPECT_GT(plan.window_entries, plan.n_ctx / 10);
-  EXPECT_LT(plan.window_entries, plan.n_ctx / 8);
+  EXPECT_GT(plan.window.n_entries, plan.n_ctx / 10);
+  EXPECT_LT(plan.window.n_entries, plan.n_ctx / 8);
   options.window_entries = 100;
-  EXPECT_EQ(Plan(options).window_entries, 100U);
+  EXPECT_EQ(Plan(options).window.n_entries, 100U);
   options.select_entries = 100;
   EXPECT_FALSE(PlanKv(options, kSmolLm2, 8192, 1, 4096).ok());
 }

@@ -403,7 +403,7 @@ class Schedule {
     const KvPlan& plan = cache_->plan();
     const uint64_t words = plan.choice_list(layer).words();
     auto* const lists = reinterpret_cast<uint32_t*>(chosen->host().data());
-    const uint32_t most = plan.n_chosen / plan.records_per_cluster();
+    const uint32_t most = plan.choice.n_chosen / plan.records_per_extent();
     for (uint32_t i = 0; i < plan.n_streams; ++i) {
       uint32_t* const list = lists + i * words;
       list[0] = std::min(most, random.Below(3));

@@ -28,24 +28,24 @@ Result<KvPlan> PlanOf(const NamedKvOptions& options, const SearchSetting& settin
 }
 
 void ExpectSamePlan(const KvPlan& a, const KvPlan& b) {
-  EXPECT_EQ(a.n_chosen, b.n_chosen);
-  EXPECT_EQ(a.n_cache_slots, b.n_cache_slots);
-  EXPECT_EQ(a.n_sampled, b.n_sampled);
-  EXPECT_EQ(a.n_usual, b.n_usual);
-  EXPECT_EQ(a.n_pool_slots, b.n_pool_slots);
-  EXPECT_EQ(a.n_pinned, b.n_pinned);
-  EXPECT_EQ(a.statics.n_entries, b.statics.n_entries);
+  EXPECT_EQ(a.choice.n_chosen, b.choice.n_chosen);
+  EXPECT_EQ(a.slots.n_cache_slots, b.slots.n_cache_slots);
+  EXPECT_EQ(a.choice.n_sampled, b.choice.n_sampled);
+  EXPECT_EQ(a.choice.n_usual, b.choice.n_usual);
+  EXPECT_EQ(a.slots.n_pool_slots, b.slots.n_pool_slots);
+  EXPECT_EQ(a.choice.n_pinned, b.choice.n_pinned);
+  EXPECT_EQ(a.n_statics(), b.n_statics());
   EXPECT_EQ(a.n_streams, b.n_streams);
-  EXPECT_EQ(a.window_entries, b.window_entries);
+  EXPECT_EQ(a.window.n_entries, b.window.n_entries);
   EXPECT_EQ(a.record.k_type, b.record.k_type);
   EXPECT_EQ(a.record.v_type, b.record.v_type);
   EXPECT_EQ(a.record.group_tokens, b.record.group_tokens);
   EXPECT_EQ(a.record.n_heads, b.record.n_heads);
   EXPECT_EQ(a.index.rank, b.index.rank);
   EXPECT_EQ(a.index.type, b.index.type);
-  EXPECT_EQ(a.heads, b.heads);
-  EXPECT_EQ(a.policy, b.policy);
-  EXPECT_EQ(a.adapter_kind, b.adapter_kind);
+  EXPECT_EQ(a.choice.heads, b.choice.heads);
+  EXPECT_EQ(a.slots.policy, b.slots.policy);
+  EXPECT_EQ(a.adapter.kind, b.adapter.kind);
 }
 
 // What holds for each candidate of a setting; `step`: of so many one is planned again from its options.
@@ -58,19 +58,19 @@ void ExpectSound(const SearchSetting& setting, size_t step) {
     SCOPED_TRACE(OptionLine(sized.options));
     EXPECT_LE(NeededBytes(sized.plan), setting.budget_bytes);
     const bool has_pool = sized.candidate.pool_entries > 0;
-    EXPECT_EQ(sized.plan.n_pool_slots > 0, has_pool);
+    EXPECT_EQ(sized.plan.slots.n_pool_slots > 0, has_pool);
     if (has_pool) {
-      const uint32_t sampled = sized.plan.n_sampled * sized.plan.record.group_tokens;
+      const uint32_t sampled = sized.plan.choice.n_sampled * sized.plan.record.group_tokens;
       const uint32_t attended = sized.plan.selected_entries() + sampled;
       EXPECT_LE(attended, sized.candidate.pool_entries);
       // Groups in whole, and what is pinned cannot be chosen.
       EXPECT_GE(attended + 4 * sized.plan.record.group_tokens + 4, sized.candidate.pool_entries);
       n_with_pool += 1;
     } else {
-      EXPECT_GE(sized.plan.n_cache_slots, sized.plan.n_chosen);
+      EXPECT_GE(sized.plan.slots.n_cache_slots, sized.plan.choice.n_chosen);
     }
-    EXPECT_GT(sized.plan.n_chosen, sized.plan.n_pinned);
-    EXPECT_TRUE(sized.plan.selected_entries() >= 64 || sized.plan.n_chosen == sized.plan.n_groups());
+    EXPECT_GT(sized.plan.choice.n_chosen, sized.plan.choice.n_pinned);
+    EXPECT_TRUE(sized.plan.selected_entries() >= 64 || sized.plan.choice.n_chosen == sized.plan.n_groups());
     if (i % step == 0) {
       const Result<KvPlan> again = PlanOf(sized.options, setting, !sized.candidate.adapter.empty());
       ASSERT_TRUE(again.ok()) << again.status().message();
@@ -78,13 +78,13 @@ void ExpectSound(const SearchSetting& setting, size_t step) {
       EXPECT_LE(NeededBytes(*again), setting.budget_bytes);
       SizedCandidate other_policy = sized;
       SetPolicy("non-hit", &other_policy);
-      if (sized.plan.n_chosen == sized.plan.n_cache_slots && !has_pool) {
+      if (sized.plan.choice.n_chosen == sized.plan.slots.n_cache_slots && !has_pool) {
         const Result<KvPlan> planned =
             PlanOf(other_policy.options, setting, !sized.candidate.adapter.empty());
         ASSERT_TRUE(planned.ok()) << planned.status().message();
         ExpectSamePlan(*planned, [&] {
           KvPlan expected = sized.plan;
-          expected.policy = "non-hit";
+          expected.slots.policy = "non-hit";
           return expected;
         }());
       }
@@ -95,7 +95,7 @@ void ExpectSound(const SearchSetting& setting, size_t step) {
     if (::testing::Test::HasFailure()) return;  // one is enough to read
   }
   const SizedCandidate& first = all.front();
-  const bool all_have_slots = first.plan.n_chosen == first.plan.n_groups();
+  const bool all_have_slots = first.plan.choice.n_chosen == first.plan.n_groups();
   EXPECT_TRUE(n_with_pool > 0 || all_have_slots);
 }
 

@@ -18,9 +18,9 @@ SizedCandidate Sized(uint32_t group, uint32_t n_chosen, uint32_t n_slots, const 
   sized.candidate.policy = policy;
   sized.plan.n_ctx = n_ctx;
   sized.plan.record.group_tokens = group;
-  sized.plan.n_pinned = 1;
-  sized.plan.n_chosen = n_chosen + 1;
-  sized.plan.n_cache_slots = n_slots + 1;
+  sized.plan.choice.n_pinned = 1;
+  sized.plan.choice.n_chosen = n_chosen + 1;
+  sized.plan.slots.n_cache_slots = n_slots + 1;
   return sized;
 }
 
@@ -71,8 +71,8 @@ TEST(OfflineHitRates, WhatIsReadIntoThePoolMisses) {
   EXPECT_EQ(RepeatedShare(Sized(4, 200, 0), 0.7), 0.0);
   // A sample is not there again either.
   SizedCandidate sampled = Sized(4, 50, 50);
-  sampled.plan.n_sampled = 50;
-  sampled.plan.n_pool_slots = 51;
+  sampled.plan.choice.n_sampled = 50;
+  sampled.plan.slots.n_pool_slots = 51;
   EXPECT_NEAR(rates.Rate(sampled, "lru"), 0.5 * 0.5, 1e-6);
   HitRates corrected(kTable);
   corrected.Correct(Sized(4, 200, 50), 0.25 * 0.75);
@@ -129,7 +129,7 @@ TEST(OfflineHitRates, ThePolicyOfTheHighestRateIsTaken) {
   EXPECT_EQ(HitRates(table).BestPolicy(Sized(4, 50, 50)), "non-hit");
   EXPECT_EQ(HitRates(table).BestPolicy(Sized(4, 50, 100)), "fifo");
   SizedCandidate sampled = Sized(4, 50, 50);
-  sampled.plan.n_pool_slots = 10;
+  sampled.plan.slots.n_pool_slots = 10;
   EXPECT_EQ(HitRates(table).BestPolicy(sampled), "lru");
 }
 

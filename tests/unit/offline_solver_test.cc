@@ -22,10 +22,11 @@ using testing::SmolLm2Setting;
 double LawMs(const SizedCandidate& sized) {
   const Candidate& c = sized.candidate;
   const double misses =
-      0.25 * std::pow(static_cast<double>(sized.plan.n_cache_slots) / sized.plan.n_chosen, -0.8);
-  double loads = 30.0 * sized.plan.n_streams * (sized.plan.n_chosen - sized.plan.n_pinned) * misses;
+      0.25 * std::pow(static_cast<double>(sized.plan.slots.n_cache_slots) / sized.plan.choice.n_chosen, -0.8);
+  double loads =
+      30.0 * sized.plan.n_streams * (sized.plan.choice.n_chosen - sized.plan.choice.n_pinned) * misses;
   if (sized.plan.limits_reads()) {
-    loads = std::min(loads, 30.0 * sized.plan.n_streams * sized.plan.reads_per_layer);
+    loads = std::min(loads, 30.0 * sized.plan.n_streams * sized.plan.slots.reads_per_layer);
   }
   return 3.0 + 1.5e-3 * sized.plan.selected_entries() + 0.02 * c.rank + loads * 2e-3 +
          (c.k_type == KvType::kInt4 ? 0.2 : 0.0) + (c.heads == HeadReduction::kPerKvHead ? 0.8 : 0.0);
@@ -319,8 +320,8 @@ TEST(OfflineSpreadPoints, CoverAllSettingsAndAreTheSameAgain) {
       const KvPlan& plan = points[i].sized.plan;
       const bool has_pool = points[i].sized.candidate.pool_entries > 0;
       n_pools += has_pool ? 1 : 0;
-      const double n_free = plan.n_chosen - plan.n_pinned + plan.n_sampled;
-      const double n_hits = points[i].repeated_share * std::min(n_free, 1.0 * plan.n_cache_slots);
+      const double n_free = plan.choice.n_chosen - plan.choice.n_pinned + plan.choice.n_sampled;
+      const double n_hits = points[i].repeated_share * std::min(n_free, 1.0 * plan.slots.n_cache_slots);
       EXPECT_LE(plan.n_streams * (n_free - n_hits), 100.0 * settings[k].batch + 1e-9);
     }
   }

@@ -272,7 +272,7 @@ TEST(OfflineTimePoint, CountsWhatAPlanReads) {
   const SearchSetting setting = SmolLm2Setting(13);
   const SizedCandidate own = BudgetsOwnChoice(setting).value();
   const TimePoint point = PointOf(setting, own.plan, {0.75, 0.5});
-  const double chosen = own.plan.n_chosen - own.plan.n_pinned;
+  const double chosen = own.plan.choice.n_chosen - own.plan.choice.n_pinned;
   EXPECT_NEAR(point.loads, 30 * chosen * 0.25, 1e-9);
   EXPECT_NEAR(point.reads, point.loads / 2, 1e-9);
   EXPECT_EQ(point.record_bytes % setting.io_alignment_bytes, 0U);

@@ -101,7 +101,7 @@ class StaticPagesTest : public StaticSetFixture {
   // Positions from the first that is not pinned to the end of groups, without `taken`.
   Ids Others(uint32_t end_group, const Ids& taken) const {
     Ids others;
-    for (uint32_t position = plan_.n_pinned * group_tokens(); position < end_group * group_tokens();
+    for (uint32_t position = plan_.choice.n_pinned * group_tokens(); position < end_group * group_tokens();
          ++position) {
       if (!std::binary_search(taken.begin(), taken.end(), position)) others.push_back(position);
     }
@@ -112,7 +112,7 @@ class StaticPagesTest : public StaticSetFixture {
   void ExpectLaid(StaticPages& pages, const RowsOfRecords& index, uint32_t end_group, const Ids& taken) {
     Ids found;
     bool was_filled_in_part = false;
-    for (uint32_t number = plan_.n_pinned; number < end_group; ++number) {
+    for (uint32_t number = plan_.choice.n_pinned; number < end_group; ++number) {
       ASSERT_TRUE(pages.Has(1, kStream, number));
       const size_t before = found.size();
       pages.AddPositions(1, kStream, number, &found);
@@ -145,7 +145,7 @@ TEST_F(StaticPagesTest, HoldWhatIsNotInTheSetInOrder) {
   for (const uint32_t end_group : {2U, 3U, 9U, 10U, 17U, 32U}) {
     for (const double share : {0.0, 0.05, 0.3, 0.7, 1.0}) {
       for (const uint32_t group : {1U, 3U, 4U}) {
-        plan_.record.group_tokens = plan_.slot_record.group_tokens = group;
+        plan_.record.group_tokens = plan_.slots.record.group_tokens = group;
         store_.record_bytes = plan_.record.size_bytes();
         SCOPED_TRACE(fmt::format("{} groups of {}, {} of them taken", end_group, group, share));
         RowsOfRecords index(plan_);
@@ -234,7 +234,7 @@ TEST_F(StaticPagesTest, ReadsAreOfPagesBehindTheGroups) {
 
 // An error of a write that comes after all was laid: it is laid again.
 TEST_F(StaticPagesTest, AWriteMayFailLate) {
-  plan_.statics.n_entries = plan_.statics.most_entries = 6;
+  plan_.of_groups().statics.n_entries = plan_.of_groups().statics.most_entries = 6;
   RowsOfRecords index(plan_);
   StaticPages pages(plan_, kLayers, store_, index);
   StaticSet set(*device_, plan_, kLayers, &pages);
@@ -250,7 +250,7 @@ TEST_F(StaticPagesTest, AWriteMayFailLate) {
 
 // The set and its pages: what slots hold is in front, and what is truncated is back in all rows.
 TEST_F(StaticPagesTest, ASetLaysThemAndTakesThemBack) {
-  plan_.statics.n_entries = plan_.statics.most_entries = 6;
+  plan_.of_groups().statics.n_entries = plan_.of_groups().statics.most_entries = 6;
   RowsOfRecords index(plan_);
   StaticPages pages(plan_, kLayers, store_, index);
   StaticSet set(*device_, plan_, kLayers, &pages);

@@ -57,14 +57,15 @@ TEST(StaticPlan, ABudgetAloneMakesOneOfKvswap) {
       ExpectSound(plan, kSmolLm2);
       const KvPlan none = PlanOf("kvswap --kv-static 0 --kv-budget " + budget, 8192, n_sequences);
       EXPECT_FALSE(none.has_statics());
-      EXPECT_EQ(plan.statics.share, StaticShare{.share = 0.25});
-      EXPECT_EQ(plan.statics.steps, 0U);
-      const uint32_t n_unpinned = plan.statics.n_total - plan.n_pinned;
-      EXPECT_EQ(plan.n_chosen, plan.statics.n_total - n_unpinned / 4);
-      EXPECT_EQ(plan.statics.n_entries, n_unpinned / 4 * plan.record.group_tokens);
-      EXPECT_GE(none.n_chosen, plan.statics.n_total) << "its lists and tables take a little";
-      EXPECT_GE(10 * plan.statics.n_total, 9 * none.n_chosen);
-      EXPECT_NE(DescribePlan(plan).find(fmt::format("{} that stay", plan.statics.n_entries)),
+      EXPECT_EQ(plan.of_groups().statics.share, StaticShare{.share = 0.25});
+      EXPECT_EQ(plan.of_groups().statics.steps, 0U);
+      const uint32_t n_unpinned = plan.of_groups().statics.n_total - plan.choice.n_pinned;
+      EXPECT_EQ(plan.choice.n_chosen, plan.of_groups().statics.n_total - n_unpinned / 4);
+      EXPECT_EQ(plan.of_groups().statics.n_entries, n_unpinned / 4 * plan.record.group_tokens);
+      EXPECT_GE(none.choice.n_chosen, plan.of_groups().statics.n_total)
+          << "its lists and tables take a little";
+      EXPECT_GE(10 * plan.of_groups().statics.n_total, 9 * none.choice.n_chosen);
+      EXPECT_NE(DescribePlan(plan).find(fmt::format("{} that stay", plan.of_groups().statics.n_entries)),
                 std::string::npos);
     }
   }
@@ -76,23 +77,24 @@ TEST(StaticPlan, ABudgetAloneMakesOneOfKvswap) {
     EXPECT_FALSE(PlanOf("kvswap --kv-budget 1/13 " + more).has_statics()) << more;
   }
   EXPECT_FALSE(PlanOf("kvswap").has_statics());
-  EXPECT_EQ(PlanOf("arkv-flash --kv-budget 1/13").statics.share, StaticShare{.share = 0.5});
-  EXPECT_EQ(PlanOf("kvswap --kv-budget 1/13 --kv-static 0.5").statics.share, StaticShare{.share = 0.5});
+  EXPECT_EQ(PlanOf("arkv-flash --kv-budget 1/13").of_groups().statics.share, StaticShare{.share = 0.5});
+  EXPECT_EQ(PlanOf("kvswap --kv-budget 1/13 --kv-static 0.5").of_groups().statics.share,
+            StaticShare{.share = 0.5});
   const KvPlan all = PlanOf("kvswap --kv-budget 300M");
-  EXPECT_EQ(all.n_chosen, all.n_groups());
+  EXPECT_EQ(all.choice.n_chosen, all.n_groups());
   EXPECT_FALSE(all.has_statics()) << "where everything is selected";
   // Nor where the budget holds all of it without one.
   for (const std::string budget : {"110M", "112M", "114M", "116M"}) {
     const KvPlan roomy = PlanOf("kvswap --kv-budget " + budget);
     const KvPlan none = PlanOf("kvswap --kv-static 0 --kv-budget " + budget);
-    EXPECT_EQ(roomy.n_chosen == roomy.n_groups(), none.n_chosen == none.n_groups()) << budget;
+    EXPECT_EQ(roomy.choice.n_chosen == roomy.n_groups(), none.choice.n_chosen == none.n_groups()) << budget;
   }
   // One that was asked for and finds no room is left out, too: it would leave no entries.
   const std::string tight =
       "kvswap --kv-budget 5737000 --kv-type int4 --kv-rank 12 --kv-window 32 --kv-static ";
   const KvPlan left_out = PlanOf(tight + "0.25", 10240);
-  EXPECT_EQ(left_out.n_chosen, PlanOf(tight + "0", 10240).n_chosen);
-  EXPECT_GT(left_out.n_chosen, 60U);
+  EXPECT_EQ(left_out.choice.n_chosen, PlanOf(tight + "0", 10240).choice.n_chosen);
+  EXPECT_GT(left_out.choice.n_chosen, 60U);
   KvOptions nothing_named;
   nothing_named.budget_fraction = 1 / 13.0;
   EXPECT_TRUE(Plan(nothing_named, kSmolLm2, 8192, 1, 4096).has_statics());
@@ -102,11 +104,11 @@ TEST(StaticPlan, DefaultsOfPrkv) {
   const KvPlan plan = PlanOf("prkv --kv-select 1024");
   EXPECT_EQ(plan.record.group_tokens, 32U);
   EXPECT_EQ(plan.n_streams, 3U) << "each KV head selects";
-  EXPECT_EQ(plan.n_pinned, 0U);
-  EXPECT_EQ(plan.statics.n_total, 32U);
-  EXPECT_EQ(plan.n_chosen, 24U);
-  EXPECT_EQ(plan.statics.n_entries, 256U);
-  EXPECT_EQ(plan.statics.steps, 128U);
+  EXPECT_EQ(plan.choice.n_pinned, 0U);
+  EXPECT_EQ(plan.of_groups().statics.n_total, 32U);
+  EXPECT_EQ(plan.choice.n_chosen, 24U);
+  EXPECT_EQ(plan.of_groups().statics.n_entries, 256U);
+  EXPECT_EQ(plan.of_groups().statics.steps, 128U);
   const auto info = capi::KvPlanInfo(plan);
   EXPECT_EQ(info["select"], 1024);
   EXPECT_EQ(info["static"]["entries"], 256);
@@ -116,9 +118,9 @@ TEST(StaticPlan, DefaultsOfPrkv) {
   EXPECT_EQ(info["static"]["observed_rows"], 32);
   EXPECT_NE(DescribePlan(plan).find("256 that stay (chosen again every 128 tokens)"), std::string::npos)
       << DescribePlan(plan);
-  EXPECT_EQ(PlanOf("prkv --kv-static-steps 7").statics.steps, 7U);
-  EXPECT_EQ(PlanOf("kvswap --kv-static 0.5").statics.steps, 0U);
-  EXPECT_EQ(PlanOf("kvswap --kv-static 0.5 --kv-static-steps 9").statics.steps, 9U);
+  EXPECT_EQ(PlanOf("prkv --kv-static-steps 7").of_groups().statics.steps, 7U);
+  EXPECT_EQ(PlanOf("kvswap --kv-static 0.5").of_groups().statics.steps, 0U);
+  EXPECT_EQ(PlanOf("kvswap --kv-static 0.5 --kv-static-steps 9").of_groups().statics.steps, 9U);
 }
 
 // Groups of 4, one of them pinned, 100 more.
@@ -134,13 +136,13 @@ TEST(StaticPlan, AShareIsOfWholeGroups) {
       const KvPlan plan =
           PlanOf(fmt::format("kvswap --kv-select 400 --kv-group 4 --kv-static {}", share), 8192, n_sequences);
       ExpectSound(plan, kSmolLm2);
-      EXPECT_EQ(plan.n_pinned, 1U);
-      EXPECT_EQ(plan.n_chosen, n_groups + 1);
-      EXPECT_EQ(plan.n_cache_slots, plan.n_chosen);
-      EXPECT_EQ(plan.statics.n_entries, 4 * (100 - n_groups));
+      EXPECT_EQ(plan.choice.n_pinned, 1U);
+      EXPECT_EQ(plan.choice.n_chosen, n_groups + 1);
+      EXPECT_EQ(plan.slots.n_cache_slots, plan.choice.n_chosen);
+      EXPECT_EQ(plan.of_groups().statics.n_entries, 4 * (100 - n_groups));
       EXPECT_EQ(plan.has_statics(), n_groups < 100);
-      EXPECT_EQ(Part(plan, "static"),
-                uint64_t{30} * plan.n_streams * plan.statics.n_entries * plan.entry_record().size_bytes());
+      EXPECT_EQ(Part(plan, "static"), uint64_t{30} * plan.n_streams * plan.of_groups().statics.n_entries *
+                                          plan.entry_record().size_bytes());
       EXPECT_EQ(plan.observed_rows(), plan.has_statics() ? 32U : 0U);
     }
   }
@@ -151,9 +153,9 @@ TEST(StaticPlan, AShareIsOfWholeGroups) {
 TEST(StaticPlan, SlotsOfAPolicyThatNeedsAsMany) {
   const std::string line = "kvswap --kv-select 400 --kv-group 4 --kv-static 0.25 --kv-policy non-hit";
   const KvPlan plan = PlanOf(line + " --kv-reuse 76");
-  EXPECT_EQ(plan.n_chosen, 76U);
-  EXPECT_EQ(plan.n_pool_slots, 0U);
-  EXPECT_EQ(PlanOf(line).n_cache_slots, 76U);
+  EXPECT_EQ(plan.choice.n_chosen, 76U);
+  EXPECT_EQ(plan.slots.n_pool_slots, 0U);
+  EXPECT_EQ(PlanOf(line).slots.n_cache_slots, 76U);
   ExpectMessage(Refusal(StaticOptions(line + " --kv-reuse 101")), StatusCode::kInvalidArgument,
                 "as many slots as groups are selected, 76, not 101");
 }
@@ -161,22 +163,22 @@ TEST(StaticPlan, SlotsOfAPolicyThatNeedsAsMany) {
 TEST(StaticPlan, SlotsAndAPoolBesideIt) {
   const KvPlan plan = PlanOf("kvswap --kv-select 400 --kv-group 4 --kv-static 0.5 --kv-reuse 20");
   ExpectSound(plan, kSmolLm2);
-  EXPECT_EQ(plan.n_chosen, 51U);
-  EXPECT_EQ(plan.n_cache_slots, 20U);
-  EXPECT_EQ(plan.n_pool_slots, 31U);
+  EXPECT_EQ(plan.choice.n_chosen, 51U);
+  EXPECT_EQ(plan.slots.n_cache_slots, 20U);
+  EXPECT_EQ(plan.slots.n_pool_slots, 31U);
 }
 
 // Where all is selected a set is of no use; it is made where one is asked for.
 TEST(StaticPlan, WhereEverythingIsSelected) {
   for (const std::string method : {"kvswap", "prkv"}) {
     const KvPlan asked = PlanOf(method + " --kv-select 100000 --kv-static 0.25", 1000);
-    EXPECT_EQ(asked.n_chosen, asked.n_groups());
-    EXPECT_EQ(asked.statics.n_entries, 250U);
+    EXPECT_EQ(asked.choice.n_chosen, asked.n_groups());
+    EXPECT_EQ(asked.of_groups().statics.n_entries, 250U);
     ExpectSound(asked, kSmolLm2);
     EXPECT_FALSE(PlanOf(method + " --kv-select 100000", 1000).has_statics());
     const KvPlan by_prompt = PlanOf(method + " --kv-select 100000 --kv-static prompt", 1000);
     EXPECT_FALSE(by_prompt.has_statics());
-    EXPECT_EQ(by_prompt.n_chosen, by_prompt.n_groups());
+    EXPECT_EQ(by_prompt.choice.n_chosen, by_prompt.n_groups());
   }
 }
 
@@ -190,10 +192,10 @@ TEST(StaticPlan, EveryBudgetIsHeldAndUsed) {
         KvOptions options = StaticOptions(line);
         options.budget_fraction = 1 / denominator;
         const KvPlan plan = Plan(options, kSmolLm2, 8192, n_sequences, 4096);
-        ASSERT_LE(plan.decode_bytes(), plan.budget_bytes);
-        ASSERT_LE(plan.prefill_bytes(), plan.budget_bytes);
-        if (!plan.statics.share.by_prompt) ExpectSound(plan, kSmolLm2);
-        EXPECT_GT(plan.n_chosen, plan.n_pinned);
+        ASSERT_LE(plan.decode_bytes(), plan.budget.bytes);
+        ASSERT_LE(plan.prefill_bytes(), plan.budget.bytes);
+        if (!plan.of_groups().statics.share.by_prompt) ExpectSound(plan, kSmolLm2);
+        EXPECT_GT(plan.choice.n_chosen, plan.choice.n_pinned);
       }
     }
   }
@@ -207,7 +209,7 @@ TEST(StaticPlan, PagesOfPrkvGrowWhereTheBudgetIsSmall) {
     options.budget_fraction = 1 / denominator;
     const KvPlan plan = Plan(options, kLlama8b, 32768, 1, 4096);
     ExpectSound(plan, kLlama8b);
-    EXPECT_FALSE(plan.raises_budget) << denominator;
+    EXPECT_FALSE(plan.budget.is_raised) << denominator;
     return plan.record.group_tokens;
   };
   EXPECT_EQ(group_at(13), 32U);
@@ -228,19 +230,19 @@ TEST(StaticPlan, ARaisedBudgetIsTheLeastOfAllSizes) {
   options.budget_fraction = 1 / 34.0;
   const KvPlan raised = Plan(options, kSmolLm2, 8192, 1, 4096);
   ExpectSound(raised, kSmolLm2);
-  EXPECT_TRUE(raised.raises_budget);
-  EXPECT_GE(raised.decode_bytes(), raised.budget_bytes / 100 * 92) << "decoding uses what prefill needs";
+  EXPECT_TRUE(raised.budget.is_raised);
+  EXPECT_GE(raised.decode_bytes(), raised.budget.bytes / 100 * 92) << "decoding uses what prefill needs";
   EXPECT_GE(raised.selected_entries(), 320U);
   for (const uint32_t group : {32U, 64U, 128U}) {
     KvOptions of_size = options;
     of_size.group_tokens = group;
-    EXPECT_GE(Plan(of_size, kSmolLm2, 8192, 1, 4096).budget_bytes, raised.budget_bytes) << group;
+    EXPECT_GE(Plan(of_size, kSmolLm2, 8192, 1, 4096).budget.bytes, raised.budget.bytes) << group;
   }
   options.budget_fraction.reset();
   options.budget_bytes = 1;
   const std::string refusal = Refusal(options, kSmolLm2, 8192, 1, 4096).message();
   const uint64_t least = BytesAfter(refusal, "needs at least ");
-  EXPECT_LE(least, raised.budget_bytes) << "bytes may select fewer";
+  EXPECT_LE(least, raised.budget.bytes) << "bytes may select fewer";
   options.budget_bytes = least;
   ExpectSound(Plan(options, kSmolLm2, 8192, 1, 4096), kSmolLm2);
   options.budget_bytes = least - 1;
@@ -263,15 +265,16 @@ TEST(StaticPlan, ByPromptNoShareTakesMoreThanThePlan) {
       for (uint32_t i = 0; i <= 1000; ++i) {
         KvPlan changed = plan;
         ChangeStaticShare(i / 1000.0, changed);
-        changed.statics.share.by_prompt = false;  // what this share takes, not any
+        changed.of_groups().statics.share.by_prompt = false;  // what this share takes, not any
         FamilyOf(changed.method).SizeParts(input, changed);
         uint64_t bytes = 0;
         for (const KvPart& part : changed.parts) bytes += part.in_decode ? part.bytes : 0;
         ASSERT_LE(bytes, plan.decode_bytes()) << line << ", share " << i / 1000.0;
         ASSERT_LE(changed.prefill_bytes(), plan.prefill_bytes()) << line << ", share " << i / 1000.0;
-        ASSERT_EQ(changed.n_cache_slots, changed.n_chosen);
-        ASSERT_EQ((changed.n_chosen * changed.record.group_tokens) + changed.statics.n_entries,
-                  plan.statics.n_total * plan.record.group_tokens)
+        ASSERT_EQ(changed.slots.n_cache_slots, changed.choice.n_chosen);
+        ASSERT_EQ(
+            (changed.choice.n_chosen * changed.record.group_tokens) + changed.of_groups().statics.n_entries,
+            plan.of_groups().statics.n_total * plan.record.group_tokens)
             << "as much is attended to";
         ++n_shares;
       }
@@ -283,8 +286,8 @@ TEST(StaticPlan, ByPromptNoShareTakesMoreThanThePlan) {
 TEST(StaticPlan, PagesThatAreLaidAnewTakeRoom) {
   const KvPlan stays = PlanOf("prkv --kv-select 1024 --kv-repage off");
   const KvPlan anew = PlanOf("prkv --kv-select 1024 --kv-repage on");
-  EXPECT_FALSE(stays.statics.lays_pages);
-  EXPECT_TRUE(anew.statics.lays_pages);
+  EXPECT_FALSE(stays.of_groups().statics.lays_pages);
+  EXPECT_TRUE(anew.of_groups().statics.lays_pages);
   EXPECT_EQ(stays.n_stored_groups(), stays.n_groups());
   EXPECT_EQ(anew.n_stored_groups(), 2 * anew.n_groups());
   EXPECT_EQ(Part(anew, "checksums"), 2 * Part(stays, "checksums"));
@@ -322,9 +325,9 @@ TEST(StaticPlan, FullHasNoUseForIt) {
   options.static_steps = 8;
   const KvPlan plan = Plan(options);
   EXPECT_EQ(plan.method.name, "full");
-  ASSERT_FALSE(plan.notes.empty());
+  ASSERT_FALSE(plan.notes.for_people.empty());
   std::string notes;
-  for (const std::string& note : plan.notes) notes += note;
+  for (const std::string& note : plan.notes.for_people) notes += note;
   EXPECT_NE(notes.find("static"), std::string::npos) << notes;
   EXPECT_NE(notes.find("static-steps"), std::string::npos) << notes;
 }

@@ -60,7 +60,7 @@ TEST_F(StaticSetTest, OfEqualOnesTheNewerIsChosenAndWhatIsNoNumberGetsNothing) {
 
 TEST_F(StaticSetTest, EachStreamHasItsOwn) {
   Shape(KvType::kF16, 1, 2, 2);  // two sequences of two streams
-  plan_.statics.n_entries = plan_.statics.most_entries = 2;
+  plan_.of_groups().statics.n_entries = plan_.of_groups().statics.most_entries = 2;
   StaticSet set(*device_, plan_, kLayers);
   GivenAttention attention(2, 24);
   for (const auto& [head, position] : {std::pair{0, 9}, {0, 11}, {1, 4}, {1, 20}}) {
@@ -83,7 +83,7 @@ TEST_F(StaticSetTest, ShortPrompts) {
     RunOrDie(set.Choose(0, {0, 0, end}, attention));
     EXPECT_TRUE(Positions(set).empty()) << end;
   }
-  plan_.statics.n_entries = plan_.statics.most_entries = 7;
+  plan_.of_groups().statics.n_entries = plan_.of_groups().statics.most_entries = 7;
   RunOrDie(set.Choose(0, {0, 0, 14}, attention));
   EXPECT_EQ(Positions(set), (Ids{4, 5, 6, 7}));
 }
@@ -103,7 +103,7 @@ TEST_F(StaticSetTest, TheSourceHoldsItsEntriesAsTheyWereStored) {
     for (const uint32_t heads : {1U, 3U}) {
       SCOPED_TRACE(fmt::format("type {}, {} heads", static_cast<int>(type), heads));
       Shape(type, heads, 2);
-      plan_.statics.n_entries = plan_.statics.most_entries = 20;
+      plan_.of_groups().statics.n_entries = plan_.of_groups().statics.most_entries = 20;
       StaticSet set(*device_, plan_, kLayers);
       // More groups than are read at once.
       const Ids chosen = {4, 5, 7, 9, 13, 18, 22, 27, 30, 33, 38, 40, 44, 51, 52, 53, 54, 55, 60, 67};
@@ -129,8 +129,8 @@ TEST_F(StaticSetTest, GroupsInSlotsHoldTheOthersInFront) {
       for (const uint32_t group : {4U, 5U}) {
         SCOPED_TRACE(fmt::format("type {}, {} heads, groups of {}", static_cast<int>(type), heads, group));
         Shape(type, heads, 1);
-        plan_.record.group_tokens = plan_.slot_record.group_tokens = group;
-        plan_.statics.n_entries = plan_.statics.most_entries = 1000;
+        plan_.record.group_tokens = plan_.slots.record.group_tokens = group;
+        plan_.of_groups().statics.n_entries = plan_.of_groups().statics.most_entries = 1000;
         StaticSet set(*device_, plan_, kLayers);
         // A mask of entries for each group.
         for (uint32_t mask = 0; mask < 1U << group; ++mask) {
@@ -138,7 +138,7 @@ TEST_F(StaticSetTest, GroupsInSlotsHoldTheOthersInFront) {
           for (uint32_t i = 0; i < group; ++i) {
             if ((mask >> i & 1U) != 0) chosen.push_back(2 * group + i);
           }
-          plan_.statics.n_entries = static_cast<uint32_t>(chosen.size());
+          plan_.of_groups().statics.n_entries = static_cast<uint32_t>(chosen.size());
           Choose(set, chosen, 60);
           ASSERT_EQ(Positions(set), chosen);
           const std::vector<std::byte> stored = RecordOf(0, 0, 2);
@@ -147,7 +147,7 @@ TEST_F(StaticSetTest, GroupsInSlotsHoldTheOthersInFront) {
           uint32_t n = 0;
           for (uint32_t i = 0; i < group; ++i) {
             if ((mask >> i & 1U) != 0) continue;
-            EXPECT_EQ(EntryBytes(plan_.slot_record, slot, n), EntryBytes(plan_.record, stored, i));
+            EXPECT_EQ(EntryBytes(plan_.slots.record, slot, n), EntryBytes(plan_.record, stored, i));
             ++n;
           }
           EXPECT_EQ(set.CountOthers(0, 0, 2), n);
@@ -164,7 +164,7 @@ TEST_F(StaticSetTest, GroupsInSlotsHoldTheOthersInFront) {
 }
 
 TEST_F(StaticSetTest, WhatIsTruncatedIsGoneFromTheSourceAndBackInTheIndex) {
-  plan_.statics.n_entries = plan_.statics.most_entries = 6;
+  plan_.of_groups().statics.n_entries = plan_.of_groups().statics.most_entries = 6;
   StaticSet set(*device_, plan_, kLayers);
   Choose(set, Ids{5, 8, 10, 13, 17, 22}, 30);
   NotingIndex index;
@@ -202,7 +202,7 @@ TEST_F(StaticSetTest, AnotherSetTakesTheIndexsEntriesBack) {
 // Whatever call fails, in the end the index lacks what is in the set, and nothing else.
 TEST_F(StaticSetTest, AfterABadReadTheIndexLacksWhatIsInTheSet) {
   Shape(KvType::kF16, 1, 2);
-  plan_.statics.n_entries = plan_.statics.most_entries = 12;
+  plan_.of_groups().statics.n_entries = plan_.of_groups().statics.most_entries = 12;
   const Ids first = {5, 9, 13, 17, 21, 25, 29, 33, 37, 41, 45, 49};
   const Ids second = {6, 10, 14, 18, 22, 26, 61, 62, 63, 64, 65, 66};
   for (uint64_t fails_from = 0; fails_from < 12; ++fails_from) {
@@ -230,7 +230,7 @@ TEST_F(StaticSetTest, AfterABadReadTheIndexLacksWhatIsInTheSet) {
 
 // What cannot be read when a sequence is truncated is back when it is tried again, or with the next source.
 TEST_F(StaticSetTest, AfterABadReadWhatWasTruncatedComesBackLater) {
-  plan_.statics.n_entries = plan_.statics.most_entries = 6;
+  plan_.of_groups().statics.n_entries = plan_.of_groups().statics.most_entries = 6;
   for (const bool is_tried_again : {false, true}) {
     StaticSet set(*device_, plan_, kLayers);
     Choose(set, Ids{5, 8, 10, 13, 17, 22}, 30);

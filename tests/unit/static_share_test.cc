@@ -16,8 +16,8 @@ class StaticShareByPrompt : public StaticSetFixture {
  protected:
   void SetUp() override {
     StaticSetFixture::SetUp();
-    plan_.statics.share = {.share = 0.25, .by_prompt = true};
-    plan_.statics.n_total = 4;
+    plan_.of_groups().statics.share = {.share = 0.25, .by_prompt = true};
+    plan_.of_groups().statics.n_total = 4;
   }
   // The first row of each head gives most to [0, 16), the last one to as many from `shifted_by` on.
   static GivenAttention Overlapping(uint32_t n_entries, const Ids& shifted_by) {
@@ -85,7 +85,7 @@ TEST_F(StaticShareByPrompt, TheBestStayWhenItIsKnown) {
   StaticSet set(*device_, plan_, kLayers);
   GivenAttention attention = Overlapping(40, {5, 2});
   for (uint32_t layer = 0; layer < kLayers; ++layer) RunOrDie(set.Choose(layer, {0, 0, 46}, attention));
-  plan_.statics.n_entries = 5;
+  plan_.of_groups().statics.n_entries = 5;
   NotingIndex index;
   RunOrDie(set.Load(Reader(), {}, &index));
   EXPECT_EQ(Positions(set), (Ids{4, 5, 6, 7, 8}));
@@ -97,7 +97,7 @@ TEST_F(StaticShareByPrompt, WithAShareOfNothingAllEntriesOfAGroupCount) {
   StaticSet set(*device_, plan_, kLayers);
   GivenAttention attention = Overlapping(40, {13, 14});
   for (uint32_t layer = 0; layer < kLayers; ++layer) RunOrDie(set.Choose(layer, {0, 0, 46}, attention));
-  plan_.statics.n_entries = 0;
+  plan_.of_groups().statics.n_entries = 0;
   NotingIndex index;
   RunOrDie(set.Load(Reader(), {}, &index));
   EXPECT_TRUE(Positions(set).empty());
@@ -123,7 +123,7 @@ TEST_F(StaticShareByPrompt, WhatIsTruncatedBeforeItIsKnownIsGone) {
   set.Truncate(0, 8);
   RunOrDie(set.TakeBack(0, 14, Reader(), &index));
   EXPECT_TRUE(index.calls.empty()) << "nothing was taken out yet";
-  plan_.statics.n_entries = 16;
+  plan_.of_groups().statics.n_entries = 16;
   RunOrDie(set.Load(Reader(), {}, &index));
   for (const uint32_t position : Positions(set)) EXPECT_LT(position, 8U);
   EXPECT_EQ(index.Lacks(0, 0, group_tokens()), Positions(set));
@@ -134,11 +134,12 @@ TEST(StaticShare, WholeGroupsStayWhole) {
   for (uint32_t n_total = 2; n_total < 200; ++n_total) {
     for (uint32_t n_static = 0; n_static < n_total; ++n_static) {
       KvPlan plan;
+      plan.family = GroupsPlan{};
       plan.n_ctx = 100'000;
       plan.record.group_tokens = 4;
       ShareWithStatics(n_total, 4.0 * n_static / (4.0 * n_total), false, plan);
-      ASSERT_EQ(plan.statics.n_entries, 4 * n_static) << n_total;
-      ASSERT_EQ(plan.n_chosen, n_total - n_static);
+      ASSERT_EQ(plan.of_groups().statics.n_entries, 4 * n_static) << n_total;
+      ASSERT_EQ(plan.choice.n_chosen, n_total - n_static);
     }
   }
 }

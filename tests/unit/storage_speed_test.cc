@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "runtime/kv/plan/kv_plan.h"
+#include "runtime/kv/plan/kv_plan_input.h"
 
 namespace kvrun {
 namespace {

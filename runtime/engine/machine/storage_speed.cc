@@ -12,6 +12,7 @@
 #include "platform/io/read_rate.h"
 #include "runtime/engine/machine/storage_speed_file.h"
 #include "runtime/kv/plan/kv_plan.h"
+#include "runtime/kv/plan/kv_plan_input.h"
 
 namespace kvrun {
 namespace {

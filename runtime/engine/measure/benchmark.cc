@@ -207,7 +207,7 @@ Result<Benchmark::Pass> Benchmark::MakePassOf(const Model& model, OffloadedPassO
 }
 
 void Benchmark::AddNotes(const Pass& pass, BenchmarkResult* result) const {
-  result->notes = pass.plan.AllNotes();
+  result->notes = pass.plan.notes.All();
   if (model_.n_layers_whole == 0) return;
   if (half_ == nullptr) result->part_note = NoteOfOneLayer(model_);
   if (half_ != nullptr && options_.kv.kv.budget_bytes) result->part_note = NoteOfBudget(model_);

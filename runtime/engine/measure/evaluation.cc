@@ -106,7 +106,7 @@ Result<EvaluationResult> Evaluation::Run(const KvSettings& settings, const Progr
   const bool computes_prompt = NeedsPromptQueries(options.plan);
   if (!computes_prompt) options.import = full_.get();
   options.n_import = n_prefill();
-  result.notes = options.plan.AllNotes();
+  result.notes = options.plan.notes.All();
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<ForwardPass> pass,
                          CreateOffloadedPass(model_, weights_, device_, std::move(options)));
   if (computes_prompt) KVRUN_RETURN_IF_ERROR(RunPrompt(*pass));

@@ -39,7 +39,7 @@ Status NeedleEvaluation::AskRun(const NeedleDocument& document, NeedleRun* run) 
   const bool computes_prompt = NeedsPromptQueries(options.plan);
   if (!computes_prompt) options.import = full_.get();
   options.n_import = static_cast<uint32_t>(document.ids.size());
-  run->notes = options.plan.AllNotes();
+  run->notes = options.plan.notes.All();
   KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<ForwardPass> pass,
                          CreateOffloadedPass(model_, weights_, device_, std::move(options)));
   if (computes_prompt) {

@@ -83,7 +83,7 @@ Status FillRandomly(RecordCache& cache, uint32_t n_layers, uint32_t sequence, ui
   const std::vector<std::byte> block = RandomRecords(plan.record, heads * n_at_once, random);
   const uint32_t first_in_window = cache.FirstWindowGroup(n_entries);
   const uint32_t n_in_window = CeilDiv(n_entries, plan.record.group_tokens) - first_in_window;
-  const std::vector<std::byte> window = RandomRecords(plan.window_record, heads * n_in_window, random);
+  const std::vector<std::byte> window = RandomRecords(plan.window.record, heads * n_in_window, random);
   KVRUN_RETURN_IF_ERROR(cache.BeginPrefill(sequence, 0));
   for (uint32_t layer = 0; layer < n_layers; ++layer) {
     if (cache.stores_layers()) {

@@ -94,7 +94,8 @@ void RecallMeter::AttendExactly(uint32_t layer, uint32_t kv_head, std::span<cons
 void RecallMeter::AddStream(std::span<const uint32_t> chosen, uint32_t n_entries, uint32_t n_before_window) {
   const uint32_t group_tokens = plan_.told_tokens();
   const auto n_heads = static_cast<uint32_t>(weights_.size() / n_entries);
-  const auto n_pinned = std::min(plan_.n_pinned * plan_.record.group_tokens / group_tokens, n_before_window);
+  const auto n_pinned =
+      std::min(plan_.choice.n_pinned * plan_.record.group_tokens / group_tokens, n_before_window);
   const uint32_t window_begin = n_before_window * group_tokens;
 
   std::vector<float> masses(n_before_window);  // of a group, over all heads

@@ -74,12 +74,12 @@ Result<ReuseTrace> ReuseRecorder::Record(const KvSettings& settings, uint32_t n_
                          CreateOffloadedPass(model_, weights_, device_, std::move(options)));
   const uint32_t n_streams = plan.n_streams / plan.n_sequences;
   ReuseTrace trace{.group_tokens = plan.record.group_tokens,
-                   .n_chosen = plan.n_chosen - plan.n_pinned,
-                   .n_pinned = plan.n_pinned,
+                   .n_chosen = plan.choice.n_chosen - plan.choice.n_pinned,
+                   .n_pinned = plan.choice.n_pinned,
                    .n_groups = plan.FirstWindowGroup(n_prefill_ + n_steps),
                    .n_ctx = n_prefill_,
                    .streams = {}};
-  trace.n_groups -= std::min(trace.n_groups, plan.n_pinned);
+  trace.n_groups -= std::min(trace.n_groups, plan.choice.n_pinned);
   trace.streams.resize(size_t{model_.config.n_kv_layers()} * n_streams);
   probe->wanted = true;
   for (uint32_t step = 0; step < n_steps; ++step) {

@@ -12,7 +12,7 @@ namespace {
 constexpr size_t kMaxRecordedSteps = 4;
 
 // Layers differ where slots, or what is kept, are shared out among them.
-bool LayersDiffer(const KvPlan& plan) { return plan.method.evicts() || !plan.layer_extra.empty(); }
+bool LayersDiffer(const KvPlan& plan) { return plan.method.evicts() || plan.has_layer_shares; }
 
 }  // namespace
 
@@ -36,8 +36,7 @@ Status DecodeLists::CreateBuffers() {
   uint64_t scratch_bytes = 0;  // fewer rows may be divided into more parts
   for (uint32_t n = 1; n <= plan.n_sequences; ++n) {
     ScoreArgs most = Score(0, n);
-    most.n_chosen =
-        std::max(plan.most_chosen(), plan.statics.n_total);  // where prompts say the static set's share
+    most.n_chosen = std::max(plan.most_chosen(), plan.n_total());  // where prompts say the static set's share
     scratch_bytes = std::max(scratch_bytes, cache_.index()->ScoreScratchBytes(device_, most));
   }
   KVRUN_ASSIGN_OR_RETURN(score_scratch_, device_.CreateBuffer(scratch_bytes, BufferUse::kDevice, "kv"));
@@ -131,20 +130,21 @@ Status DecodeLists::RecordPrediction(CommandList& list, uint32_t layer, uint32_t
 
 ScoreArgs DecodeLists::Score(uint32_t layer, uint32_t n_rows) const {
   const KvPlan& plan = cache_.plan();
+  const CandidatePlan candidates = plan.candidates();
   ScoreArgs args{.query = query_.get(),
                  .attention = commands_.Attention(model_layer(layer), n_rows, /*of_prompt=*/false),
                  .sides = {},
                  .index_shape = {},
-                 .reduction = plan.heads,
-                 .window_tokens = plan.window_entries,
-                 .n_pinned = plan.n_pinned,
-                 .n_chosen = plan.chosen_of(layer),
-                 .group_score = plan.group_score,
-                 .mass_share = plan.mass_share,
-                 .n_sampled = plan.n_sampled,
-                 .sample_seed = MixBits(plan.sample_seed) + layer,
-                 .n_candidates = plan.candidates.n_groups,
-                 .first_columns = plan.candidates.first_columns,
+                 .reduction = plan.choice.heads,
+                 .window_tokens = plan.window.n_entries,
+                 .n_pinned = plan.choice.n_pinned,
+                 .n_chosen = plan.layers[layer].n_chosen,
+                 .group_score = plan.choice.group_score,
+                 .mass_share = plan.choice.mass_share,
+                 .n_sampled = plan.choice.n_sampled,
+                 .sample_seed = MixBits(plan.choice.sample_seed) + layer,
+                 .n_candidates = candidates.n_groups,
+                 .first_columns = candidates.first_columns,
                  .tells_scores = plan.limits_reads(),
                  .scratch = score_scratch_.get(),
                  .chosen = cache_.selector()->chosen(layer)};

@@ -24,7 +24,8 @@ OffloadedDecode::OffloadedDecode(Device& device, StepCommands& commands, RecordC
     : device_(device), commands_(commands), cache_(cache), probe_(std::move(probe)) {
   const KvPlan& plan = cache.plan();
   kv_step_.spans.reserve(plan.n_sequences);
-  if (plan.n_usual > 0) pace_.emplace(plan.n_least(), plan.n_usual, plan.n_chosen, plan.hide);
+  if (plan.choice.n_usual > 0)
+    pace_.emplace(plan.n_least(), plan.choice.n_usual, plan.choice.n_chosen, plan.choice.hide);
   if (cache.has_store()) thread_.emplace(device, cache, n_layers());
 }
 

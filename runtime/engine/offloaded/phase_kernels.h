@@ -11,7 +11,7 @@ namespace kvrun {
 
 // Before either begins: those of the other go. Nothing that was recorded may be left.
 inline Status DropKernelsOfOtherPhase(Device& device, const KvPlan& plan) {
-  return plan.budget_bytes != UINT64_MAX ? device.DropUnusedKernels() : Status::Ok();
+  return plan.budget.bytes != UINT64_MAX ? device.DropUnusedKernels() : Status::Ok();
 }
 
 }  // namespace kvrun

@@ -30,7 +30,7 @@ uint64_t ChunkBytes(const KvTiling& tiling, const ModelConfig& config) {
 }
 
 uint64_t HiddenBytes(const KvPlan& plan, const KvTiling& tiling, const ModelConfig& config) {
-  if (!plan.spills_hidden) return 0;
+  if (!plan.prefill.spills_hidden) return 0;
   // A chunk begins with each later tile, and one more where a prompt begins within a tile.
   uint64_t n_chunks = CeilDiv(plan.n_ctx, kChunkRows) + 1;
   if (tiling.has_later()) {
@@ -49,11 +49,11 @@ KvTiling KvTiling::Of(const KvPlan& plan, const ModelConfig& config) {
                 .n_kv_heads = config.n_kv_heads,
                 .head_dim = config.head_dim,
                 .n_ctx = RoundUp(plan.n_ctx, group)};
-  if (plan.prefill_tile_tokens >= plan.n_ctx) return {first, {}};
-  first.n_ctx = plan.prefill_tile_tokens / group * group;
+  if (plan.prefill.tile_tokens >= plan.n_ctx) return {first, {}};
+  first.n_ctx = plan.prefill.tile_tokens / group * group;
   KvShape later = first;
-  later.n_ctx = std::min(plan.prefill_tile_tokens, kChunkRows) / group * group;
-  return {first, later, std::max(plan.prefill_read_tiles, 1U)};
+  later.n_ctx = std::min(plan.prefill.tile_tokens, kChunkRows) / group * group;
+  return {first, later, std::max(plan.prefill.read_tiles, 1U)};
 }
 
 void CopyPlanes(uint64_t n, uint64_t plane_bytes, const std::byte* from, uint64_t from_stride, std::byte* to,

@@ -139,7 +139,7 @@ class PrefillTiles final : public LayerTiles {
   AttentionArgs TileAttention(uint32_t layer, uint32_t n_rows, const StepPlace& place, uint32_t tile) const;
   TilePlanes AllPlanes() const { return {0, tiling_.later.n_kv_heads, false}; }
 
-  uint32_t n_sinks() const { return plan_.n_pinned * plan_.record.group_tokens; }
+  uint32_t n_sinks() const { return plan_.choice.n_pinned * plan_.record.group_tokens; }
   bool is_tiled() const { return tiling_.has_later(); }
   uint32_t n_tiles() const { return tiling_.tile_of(prompt_.end - 1) + 1; }
 

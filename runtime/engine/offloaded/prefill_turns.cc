@@ -22,7 +22,7 @@ void PrefillTurns::Add(Buffer* hidden) {
 Status PrefillTurns::AddInLogits() {
   if (commands_.logits_buffer()->size_bytes() < HiddenBytesOfChunk(commands_.config())) return Status::Ok();
   Add(commands_.logits_buffer());
-  if (!plan_.has_inputs_ahead) return Status::Ok();
+  if (!plan_.prefill.has_inputs_ahead) return Status::Ok();
   KVRUN_ASSIGN_OR_RETURN(other_inputs_, StepInputs::Create(commands_.config(), device_, "kv"));
   turns_.back().place.step = other_inputs_.step.get();
   turns_.back().place.angles = other_inputs_.angles.get();
@@ -38,7 +38,7 @@ Status PrefillTurns::Begin(std::span<const PromptChunk> chunks, std::span<const 
     turn.is_newer = false;
   }
   last_turn_ = turns_.size() - 1;
-  if (!plan_.spills_hidden) hidden_.resize(rows.size() * commands_.config().n_embd);
+  if (!plan_.prefill.spills_hidden) hidden_.resize(rows.size() * commands_.config().n_embd);
   Status embedded;
   for (auto chunk = chunks.begin(); embedded.ok() && chunk != chunks.end(); ++chunk)
     embedded = Embed(*chunk, rows);

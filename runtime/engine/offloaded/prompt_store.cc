@@ -22,7 +22,7 @@ Result<std::unique_ptr<PromptStore>> PromptStore::Create(Device& device, const S
 }
 
 Status PromptStore::CreateBuffers() {
-  const uint64_t record_bytes = std::max(plan().record.size_bytes(), plan().window_record.size_bytes());
+  const uint64_t record_bytes = std::max(plan().record.size_bytes(), plan().window.record.size_bytes());
   for (std::unique_ptr<Buffer>& records : records_) {
     KVRUN_ASSIGN_OR_RETURN(records, device_.CreateBuffer(RecordsAtOnce(plan()) * heads() * record_bytes,
                                                          BufferUse::kShared, "kv"));
@@ -55,7 +55,7 @@ void PromptStore::Begin(const KvRange& prompt, LayerTiles& tiles) {
   prompt_ = prompt;
   tiles_ = &tiles;
   // Rows from the last one back: they are seen by all that stay.
-  observed_stride_ = plan().kept.samples_rows ? CeilDiv(prompt.end, plan().kept.observed_rows) : 0;
+  observed_stride_ = plan().samples_rows() ? CeilDiv(prompt.end, plan().observed_rows()) : 0;
   shown_tile_ = 0;
 }
 
@@ -131,10 +131,10 @@ Status PromptStore::LoadEarlier(uint32_t layer, uint32_t tile, Buffer* to) {
   const uint32_t first_group = tiling().begin(tile) / group_tokens;
   const uint32_t end_group = CeilDiv(std::min(prompt_.begin, tiling().end(tile)), group_tokens);
   const uint32_t window_group = cache_.FirstWindowGroup(prompt_.begin);
-  const uint32_t n_exact = std::min(plan().n_exact_groups, window_group);
+  const uint32_t n_exact = std::min(plan().window.n_exact_groups, window_group);
   for (uint32_t group = first_group; group < end_group;) {
     const bool in_window = group >= window_group || group < n_exact;
-    const KvRecordShape& record = in_window ? plan().window_record : plan().record;
+    const KvRecordShape& record = in_window ? plan().window.record : plan().record;
     const uint32_t end_of_kind = group < n_exact ? n_exact : in_window ? end_group : window_group;
     const uint32_t n = std::min({RecordsAtOnce(plan()), end_of_kind - group, end_group - group});
     const uint64_t stream_bytes = n * record.size_bytes();
@@ -223,7 +223,7 @@ Status PromptStore::VisitEncoded(const Groups& groups, const KvRecordShape& shap
 Status PromptStore::SetMeans(uint32_t layer, uint32_t tile) {
   const bool is_first = tile == tiling().tile_of(prompt_.begin);
   if (!is_first || !cache_.wants_means(layer, prompt_.sequence, prompt_.begin)) return Status::Ok();
-  const KvRecordShape& shape = plan().window_record;
+  const KvRecordShape& shape = plan().window.record;
   const uint32_t first = CeilDiv(std::max(prompt_.begin, EntrySpaces::kLeftOut), shape.group_tokens);
   const uint32_t end = std::min(prompt_.end, tiling().end(tile)) / shape.group_tokens;
   const uint32_t n = end - std::min(first, end);
@@ -249,7 +249,7 @@ Status PromptStore::KeepExact(uint32_t layer, uint32_t tile, uint32_t first, uin
     const Groups groups = FirstOf(AllHeads(tile, group, end - group));
     KVRUN_ASSIGN_OR_RETURN(const auto encoded, Encode(groups, plan().record, SpaceOf(layer)));
     const std::vector<std::byte> stored(encoded.begin(), encoded.end());
-    KVRUN_ASSIGN_OR_RETURN(const auto exact, Encode(groups, plan().window_record, SpaceOf(layer)));
+    KVRUN_ASSIGN_OR_RETURN(const auto exact, Encode(groups, plan().window.record, SpaceOf(layer)));
     KVRUN_RETURN_IF_ERROR(cache_.PutExact(layer, prompt_.sequence, group, groups.n, exact, stored));
     group += groups.n;
   }
@@ -271,11 +271,11 @@ Status PromptStore::StoreTile(uint32_t layer, uint32_t tile) {
                        return cache_.AppendGroups(layer, prompt_.sequence, piece.first, piece.n, records);
                      }));
   }
-  KVRUN_RETURN_IF_ERROR(KeepExact(layer, tile, first, std::min(end_whole, plan().n_exact_groups)));
+  KVRUN_RETURN_IF_ERROR(KeepExact(layer, tile, first, std::min(end_whole, plan().window.n_exact_groups)));
   const uint32_t end_group = CeilDiv(end, group_tokens);
   const uint32_t newest = std::max(first, cache_.FirstWindowGroup(prompt_.end));
   if (newest >= end_group) return Status::Ok();
-  return VisitEncoded(AllHeads(tile, newest, end_group - newest), plan().window_record, SpaceOf(layer),
+  return VisitEncoded(AllHeads(tile, newest, end_group - newest), plan().window.record, SpaceOf(layer),
                       [&](const Groups& piece, std::span<const std::byte> records) {
                         return cache_.PutWindow(layer, piece.first, piece.n, records);
                       });

@@ -119,7 +119,7 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
   KvIndex* index() const { return cache_.index(); }
   const KvPlan& plan() const { return cache_.plan(); }
   uint32_t heads() const { return plan().heads_per_sequence(); }
-  uint32_t n_sinks() const { return plan().n_pinned * plan().record.group_tokens; }
+  uint32_t n_sinks() const { return plan().choice.n_pinned * plan().record.group_tokens; }
   uint32_t n_kv_heads() const { return tiling().first.n_kv_heads; }
 
   Device& device_;

@@ -10,9 +10,9 @@ StaticRefresh::StaticRefresh(const RecordCache& cache, ComputePrompt compute_pro
   const KvPlan& plan = cache.plan();
   if (!plan.has_statics()) return;
   report_.emplace();
-  if (plan.statics.steps == 0) return;
+  if (statics().steps == 0) return;
   recent_.resize(plan.n_sequences);
-  for (RecentTokens& recent : recent_) recent.ids.reserve(plan.statics.observed_rows + 1);
+  for (RecentTokens& recent : recent_) recent.ids.reserve(statics().observed_rows + 1);
 }
 
 // The sequence's last tokens from `begin` on.
@@ -41,7 +41,7 @@ Status StaticRefresh::CatchUp(std::span<const StepRow> rows) {
 // Source: PRKV, algorithm 1; the window's queries are made anew, as nothing keeps them.
 Status StaticRefresh::ChooseAgain(std::span<const StepRow> rows) {
   const KvPlan& plan = cache_.plan();
-  if (recent_.empty() || plan.n_chosen >= plan.n_groups()) return Status::Ok();
+  if (recent_.empty() || plan.choice.n_chosen >= plan.n_groups()) return Status::Ok();
   // Few rows are no prompt to learn from.
   if (cache_.index() != nullptr && !cache_.index()->is_ready()) return Status::Ok();
   const auto begin = std::chrono::steady_clock::now();
@@ -49,8 +49,8 @@ Status StaticRefresh::ChooseAgain(std::span<const StepRow> rows) {
   for (const StepRow& row : rows) {
     RecentTokens& recent = recent_[row.sequence];
     recent.chosen_at = std::min(recent.chosen_at, row.position);
-    if (row.position - recent.chosen_at < plan.statics.steps || recent.end != row.position) continue;
-    const auto n = std::min<uint32_t>(static_cast<uint32_t>(recent.ids.size()), plan.statics.observed_rows);
+    if (row.position - recent.chosen_at < statics().steps || recent.end != row.position) continue;
+    const auto n = std::min<uint32_t>(static_cast<uint32_t>(recent.ids.size()), statics().observed_rows);
     if (n < 2) continue;
     KVRUN_RETURN_IF_ERROR(ComputeAgain(row.sequence, row.position - n));
     ++report_->n_chosen_again;
@@ -65,7 +65,7 @@ Status StaticRefresh::ChooseAgain(std::span<const StepRow> rows) {
 
 void StaticRefresh::Note(std::span<const StepRow> rows) {
   if (recent_.empty()) return;
-  for (const StepRow& row : rows) recent_[row.sequence].Add(row, cache_.plan().statics.observed_rows);
+  for (const StepRow& row : rows) recent_[row.sequence].Add(row, statics().observed_rows);
 }
 
 void StaticRefresh::NotePrompt(std::span<const StepRow> rows) {

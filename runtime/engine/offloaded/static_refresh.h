@@ -42,6 +42,8 @@ class StaticRefresh {
   }
 
  private:
+  // Where there are any; prompts may change them.
+  const StaticPlan& statics() const { return cache_.plan().of_groups().statics; }
   Status ComputeAgain(uint32_t sequence, uint32_t begin);
 
   const RecordCache& cache_;

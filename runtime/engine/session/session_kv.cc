@@ -42,7 +42,7 @@ Result<KvMethod> MethodOf(const KvOptions& kv) {
   return kv.method.empty() ? MethodOfBudget() : FindKvMethod(kv.method);
 }
 
-// Whether how much is selected may depend on how fast flash and device are (kv_plan.h).
+// Whether how much is selected may depend on how fast flash and device are (plan_kv.h).
 bool FollowsSpeed(const KvOptions& kv) {
   const Result<KvMethod> method = MethodOf(kv);
   return method.ok() && method->defaults.may_select_more_than_slots &&
@@ -75,8 +75,8 @@ Result<KvPlan> PlanForSpeed(KvOptions options, const KvModelShape& shape, uint32
   const bool selects_one = options.select_entries.value_or(group_tokens) >= group_tokens;
   if (group_tokens != kDefaultGroupTokens && selects_one) {
     Result<KvPlan> plan = plan_with(group_tokens);
-    if (plan.ok() && !plan->raises_budget) {
-      plan->details.push_back(GroupNote(*speed));
+    if (plan.ok() && !plan->budget.is_raised) {
+      plan->notes.for_experts.push_back(GroupNote(*speed));
       return plan;
     }
   }
@@ -145,7 +145,7 @@ Result<KvPlan> KvPreparation::Plan(uint32_t n_ctx, uint32_t n_sequences) {
   KVRUN_ASSIGN_OR_RETURN(KvPlan plan,
                          PlanForSpeed(options, shape, n_ctx, n_sequences, alignment_bytes, speed));
   if (HasFiles(plan) && settings_.storage.folder.empty() && !settings_.storage.allow_tmpfs) {
-    if (std::string note = NoteOfKvFolder(); !note.empty()) plan.notes.push_back(std::move(note));
+    if (std::string note = NoteOfKvFolder(); !note.empty()) plan.notes.for_people.push_back(std::move(note));
   }
   KVRUN_RETURN_IF_ERROR(adapter_.Check(plan));
   return plan;
@@ -161,14 +161,13 @@ Result<KvPlan> KvPreparation::PlanForFolder(KvPlan plan) {
   KVRUN_ASSIGN_OR_RETURN(KvPlan of_folder, PlanKv(same_group, ShapeOf(model_.config), plan.n_ctx,
                                                   plan.n_sequences, file->mode().alignment_bytes));
   of_folder.notes = std::move(plan.notes);
-  of_folder.details = std::move(plan.details);
   return of_folder;
 }
 
 Status KvPreparation::MakeFiles(OffloadedPassOptions* options) const {
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file, OpenKvFile(settings_.storage, FileUse::kIsKept));
   std::unique_ptr<BlockFile> rows_file;
-  if (options->plan.clusters.rows_on_flash) {
+  if (options->plan.has_rows_file()) {
     const uint32_t depth = RowStore::kQueueDepth;
     KVRUN_ASSIGN_OR_RETURN(rows_file, OpenKvFile(settings_.storage, FileUse::kIsKept, depth));
   }

@@ -40,8 +40,6 @@ Result<OffloadedPassOptions> PrepareByPlan(const Model& model, const KvSettings&
 
 // How clusters of a prompt are placed, and what stays in memory of it, follows from its queries, which are
 // computed with it: KV that another pass has computed (OffloadedPassOptions::import) does not do.
-inline bool NeedsPromptQueries(const KvPlan& plan) {
-  return plan.method.has_clusters() || plan.observed_rows() > 0;
-}
+inline bool NeedsPromptQueries(const KvPlan& plan) { return plan.needs_queries(); }
 
 }  // namespace kvrun

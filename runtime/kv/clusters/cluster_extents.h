@@ -1,5 +1,5 @@
 // Clusters of all streams and layers as the parts of a decode step see them: of which records a chosen
-// cluster consists, and how those are read. A record's id is cluster * KvPlan::records_per_cluster() + its
+// cluster consists, and how those are read. A record's id is cluster * KvPlan::records_per_extent() + its
 // number.
 //
 // Threads: one at a time; during a step the KV thread alone.
@@ -36,11 +36,11 @@ class ClusterSet {
   // A cluster of the stream is divided where its variance exceeds so many times that of the first ones.
   float threshold_factor(uint32_t layer, uint32_t stream) const {
     const uint32_t heads = plan_.heads_per_sequence();
-    if (factors_.empty()) return plan_.clusters.threshold_factor;
+    if (factors_.empty()) return plan_.of_clusters().threshold_factor;
     return factors_[size_t{layer} * heads + stream % heads];
   }
   uint32_t RecordsOf(uint32_t n_entries) const {
-    return (n_entries + plan_.slot_record.group_tokens - 1) / plan_.slot_record.group_tokens;
+    return (n_entries + plan_.slots.record.group_tokens - 1) / plan_.slots.record.group_tokens;
   }
 
  private:
@@ -55,7 +55,7 @@ class ClusterExtents final : public ExtentMap, public RecordFetcher {
   // All must outlive it.
   ClusterExtents(const KvPlan& plan, const ClusterSet& clusters, ClusterFiles& store);
 
-  uint32_t n_extents(const StreamStep& /*step*/) const override { return plan_.clusters.n_clusters; }
+  uint32_t n_extents(const StreamStep& /*step*/) const override { return plan_.of_clusters().n_clusters; }
   std::span<const uint32_t> Records(const StreamStep& step, std::span<const uint32_t> extents) override;
   std::span<const uint32_t> Weights(const StreamStep& step) const override;
   uint32_t n_entries(const StreamStep& step, uint32_t record) const override;

@@ -125,7 +125,7 @@ Status ClusterIndex::ReceiveNearest(uint32_t layer) {
 uint32_t ClusterIndex::Nearest(uint32_t layer, uint32_t row, uint32_t head) const {
   const std::span<const uint32_t> found =
       Words(*layers_[layer].nearest).subspan((size_t{row} * heads() + head) * 2, 2);
-  return found[0] == 1 && found[1] < plan_.clusters.n_clusters ? found[1] : kNoCluster;
+  return found[0] == 1 && found[1] < plan_.of_clusters().n_clusters ? found[1] : kNoCluster;
 }
 
 void ClusterIndex::KeepNearest(uint32_t layer, const KvStep& step) {

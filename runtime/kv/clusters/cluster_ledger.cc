@@ -54,9 +54,9 @@ ClusterLedger::ClusterLedger(Device& device, const KvPlan& plan, uint32_t n_laye
       centroid_(plan.record.head_dim),
       key_(plan.record.head_dim),
       has_scales_(size_t{n_layers} * plan.n_streams),
-      is_new_(size_t{n_layers} * plan.n_streams * plan.clusters.n_clusters) {
+      is_new_(size_t{n_layers} * plan.n_streams * plan.of_clusters().n_clusters) {
   n_changed_.reserve(plan.n_sequences);
-  places_.reserve(plan.clusters.n_kept());
+  places_.reserve(plan.of_clusters().n_kept());
 }
 
 // --- Forgetting.
@@ -81,10 +81,11 @@ Status ClusterLedger::ForgetStream(const ClusterPlace& at, uint32_t sequence, ui
   const auto take = [&](uint32_t position, std::span<const std::byte> record) {
     const bool is_there = window_.Holds(sequence, lengths_[sequence], position);
     if (position >= length || is_there) return Status::Ok();
-    if (position < plan_.n_exact_groups) return window_.RestoreExact(at.layer, at.stream, position);
+    if (position < plan_.window.n_exact_groups) return window_.RestoreExact(at.layer, at.stream, position);
     return window_.Restore(at.layer, at.stream, position, record);
   };
-  for (uint32_t sink = first; sink < std::min(plan_.clusters.n_sinks, settled(at.layer, sequence)); ++sink) {
+  for (uint32_t sink = first; sink < std::min(plan_.of_clusters().n_sinks, settled(at.layer, sequence));
+       ++sink) {
     KVRUN_RETURN_IF_ERROR(take(sink, kept_.Record(at.layer, at.stream, sink)));
   }
   for (const PendingEntry& pending : map.pending()) {
@@ -146,10 +147,10 @@ Status ClusterLedger::Forget(uint32_t sequence, uint32_t length) {
 // Places of kept entries: sinks have those of their positions.
 uint32_t ClusterLedger::FreePlace(const ClusterPlace& at) const {
   const std::span<const PendingEntry> pending = clusters_.map(at.layer, at.stream).pending();
-  uint32_t place = plan_.clusters.n_sinks;
+  uint32_t place = plan_.of_clusters().n_sinks;
   const auto is_taken = [&](const PendingEntry& entry) { return entry.place == place; };
   while (std::any_of(pending.begin(), pending.end(), is_taken)) ++place;
-  KVRUN_CHECK(place < plan_.clusters.n_kept());
+  KVRUN_CHECK(place < plan_.of_clusters().n_kept());
   return place;
 }
 
@@ -170,7 +171,7 @@ Status ClusterLedger::BeginStep(const KvStep& step) {
         const uint32_t position = leaving(step.spans[row]);
         if (position == kNoEntry) continue;
         KVRUN_ASSIGN_OR_RETURN(const auto record, window_.Read(i, stream, position));
-        spaces_.DecodeKeys(i, stream, plan_.window_record, record, plan_.record.head_dim,
+        spaces_.DecodeKeys(i, stream, plan_.window.record, record, plan_.record.head_dim,
                            index_.Key(i, row, head));
       }
     }
@@ -182,11 +183,11 @@ Status ClusterLedger::BeginStep(const KvStep& step) {
 
 // The entry that leaves the window: kept in memory.
 Status ClusterLedger::Arrive(const ClusterPlace& at, uint32_t position) {
-  const uint32_t place = position < plan_.clusters.n_sinks ? position : FreePlace(at);
+  const uint32_t place = position < plan_.of_clusters().n_sinks ? position : FreePlace(at);
   KVRUN_ASSIGN_OR_RETURN(const auto record, window_.Read(at.layer, at.stream, position));
   const std::span<std::byte> kept = kept_.Record(at.layer, at.stream, place);
-  TranscodeRecord(plan_.window_record, record, plan_.record, kept);
-  if (position < plan_.n_exact_groups) {
+  TranscodeRecord(plan_.window.record, record, plan_.record, kept);
+  if (position < plan_.window.n_exact_groups) {
     KVRUN_RETURN_IF_ERROR(window_.PutExact(at.layer, at.stream, position, record, kept));
   }
   return kept_.Flush(at.layer, at.stream, place);
@@ -194,7 +195,7 @@ Status ClusterLedger::Arrive(const ClusterPlace& at, uint32_t position) {
 
 Status ClusterLedger::NameKept(const ClusterPlace& at, uint32_t n_sinks, uint32_t arriving) {
   places_.clear();
-  for (uint32_t sink = plan_.n_exact_groups; sink < n_sinks; ++sink) places_.push_back(sink);
+  for (uint32_t sink = plan_.window.n_exact_groups; sink < n_sinks; ++sink) places_.push_back(sink);
   for (const PendingEntry& pending : clusters_.map(at.layer, at.stream).pending()) {
     places_.push_back(pending.place);
   }
@@ -212,8 +213,8 @@ Status ClusterLedger::BeginLayer(uint32_t layer) {
     for (uint32_t head = 0; head < heads(); ++head) {
       const ClusterPlace at{layer, span.sequence * heads() + head};
       if (arrives) KVRUN_RETURN_IF_ERROR(Arrive(at, position));
-      const bool is_sink = position < plan_.clusters.n_sinks;
-      KVRUN_RETURN_IF_ERROR(NameKept(at, std::min(plan_.clusters.n_sinks, end),
+      const bool is_sink = position < plan_.of_clusters().n_sinks;
+      KVRUN_RETURN_IF_ERROR(NameKept(at, std::min(plan_.of_clusters().n_sinks, end),
                                      arrives && !is_sink ? FreePlace(at) : kNoEntry));
     }
   }
@@ -271,7 +272,7 @@ Status ClusterLedger::Settle(const ClusterPlace& at, uint32_t position, uint32_t
 // Into parts of the mean size at most, as far as there is room.
 Status ClusterLedger::DivideLocal(const ClusterPlace& at, uint32_t cluster) {
   ClusterMap& map = clusters_.map(at.layer, at.stream);
-  while (map.cluster(cluster).n_stored > plan_.clusters.mean_entries && map.CanAdd()) {
+  while (map.cluster(cluster).n_stored > plan_.of_clusters().mean_entries && map.CanAdd()) {
     map.Flag(cluster);
     KVRUN_ASSIGN_OR_RETURN(const uint32_t other, upkeep_.Maintain(at, cluster));
     KVRUN_RETURN_IF_ERROR(DivideLocal(at, other));
@@ -280,7 +281,7 @@ Status ClusterLedger::DivideLocal(const ClusterPlace& at, uint32_t cluster) {
 }
 
 uint32_t ClusterLedger::Allowed(const KvSpan& span, uint32_t layer) const {
-  const uint64_t most = plan_.clusters.upkeep_clusters;
+  const uint64_t most = plan_.of_clusters().upkeep_clusters;
   const uint64_t phase = span.first_position * most % n_layers_;
   return static_cast<uint32_t>((most * (layer + 1) + phase) / n_layers_);
 }
@@ -315,7 +316,7 @@ Status ClusterLedger::MaintainPending(const ClusterPlace& at, uint32_t row,
     KVRUN_RETURN_IF_ERROR(upkeep_.Maintain(at, cluster).status());  // which takes its entries off the list
     i = 0;
   }
-  while (map.pending().size() > WaitingEntries(plan_.clusters.max_pending)) {
+  while (map.pending().size() > WaitingEntries(plan_.of_clusters().max_pending)) {
     uint32_t most = kNoCluster;
     for (const PendingEntry& pending : map.pending()) {
       const uint32_t n_of_most = most == kNoCluster ? 0 : map.cluster(most).n_pending;
@@ -357,7 +358,7 @@ Status ClusterLedger::MaintainRow(uint32_t layer, uint32_t row, const KvSelector
     const ClusterPlace at{layer, sequence * heads() + head};
     const StreamStep step{.layer = layer, .row = row, .head = head, .stream = at.stream};
     CountWanted(at, selector.LastChoice(step));
-    if (settles && position >= plan_.clusters.n_sinks) {
+    if (settles && position >= plan_.of_clusters().n_sinks) {
       const uint32_t place = FreePlace(at);
       spaces_.DecodeKeys(layer, at.stream, plan_.record, kept_.Record(layer, at.stream, place),
                          plan_.record.head_dim, key_);
@@ -373,12 +374,13 @@ void ClusterLedger::AddKeptPositions(uint32_t layer, uint32_t row, uint32_t head
                                      std::vector<uint32_t>* positions) const {
   const KvSpan& of = step_->spans[row];
   const uint32_t end = leaving(of) == kNoEntry ? 0 : leaving(of) + 1;
-  for (uint32_t sink = 0; sink < std::min(plan_.clusters.n_sinks, end); ++sink) positions->push_back(sink);
+  for (uint32_t sink = 0; sink < std::min(plan_.of_clusters().n_sinks, end); ++sink)
+    positions->push_back(sink);
   const uint32_t stream = of.sequence * heads() + head;
   for (const PendingEntry& pending : clusters_.map(layer, stream).pending()) {
     positions->push_back(pending.position);
   }
-  const bool arrives = end > plan_.clusters.n_sinks && settled(layer, of.sequence) < end;
+  const bool arrives = end > plan_.of_clusters().n_sinks && settled(layer, of.sequence) < end;
   if (arrives) positions->push_back(end - 1);
 }
 

@@ -115,7 +115,7 @@ class ClusterLedger final : public KvLedger {
   Status Settle(const ClusterPlace& at, uint32_t position, uint32_t place, std::span<const float> key,
                 uint32_t nearest);
   Result<uint32_t> FindNearest(const ClusterPlace& at, std::span<const float> key);
-  bool is_local() const { return plan_.clusters.update == ClusterUpdate::kLocal; }
+  bool is_local() const { return plan_.of_clusters().update == ClusterUpdate::kLocal; }
   Status DivideLocal(const ClusterPlace& at, uint32_t cluster);
   // Clusters that a row's upkeep may have changed when a layer is over: an equal share of each layer, and
   // what those before have left. Where there are more layers than clusters, other layers have one for each
@@ -133,8 +133,8 @@ class ClusterLedger final : public KvLedger {
     return settled_[size_t{layer} * lengths_.size() + sequence];
   }
   uint32_t leaving(const KvSpan& span) const {
-    return span.first_position >= plan_.window_entries ? span.first_position - plan_.window_entries
-                                                       : kNoEntry;
+    return span.first_position >= plan_.window.n_entries ? span.first_position - plan_.window.n_entries
+                                                         : kNoEntry;
   }
 
   Device& device_;

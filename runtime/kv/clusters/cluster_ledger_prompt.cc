@@ -189,11 +189,11 @@ Status ClusterLedger::StoreStreams(uint32_t layer, const KvRange& prompt, Prompt
   for (uint32_t head = 0; head < heads() && begin < end; ++head) {
     const ClusterPlace at{layer, prompt.sequence * heads() + head};
     const ClusterMap& map = clusters_.map(layer, at.stream);
-    const uint32_t sinks_end = std::min(end, std::max(begin, plan_.clusters.n_sinks));
+    const uint32_t sinks_end = std::min(end, std::max(begin, plan_.of_clusters().n_sinks));
     KVRUN_RETURN_IF_ERROR(KeepSinks(at, head, begin, sinks_end, entries));
     if (sinks_end == end) continue;
     const uint32_t room = map.n_room();
-    if (uint64_t{room} * plan_.clusters.max_entries < end - sinks_end) {
+    if (uint64_t{room} * plan_.of_clusters().max_entries < end - sinks_end) {
       KVRUN_RETURN_IF_ERROR(SettleOneByOne(at, head, sinks_end, end, entries));
       continue;
     }
@@ -228,8 +228,8 @@ Status ClusterLedger::RepeatStreams(uint32_t layer, uint32_t sequence, uint32_t 
   const uint64_t bytes = plan_.record.size_bytes();
   const auto n_records = static_cast<uint32_t>(records.size() / bytes);
   const uint32_t end = window_.FirstGroup(length);
-  const uint32_t begin = std::min(end, plan_.clusters.n_sinks);
-  const uint32_t most = std::min(plan_.clusters.mean_entries, plan_.clusters.max_entries);
+  const uint32_t begin = std::min(end, plan_.of_clusters().n_sinks);
+  const uint32_t most = std::min(plan_.of_clusters().mean_entries, plan_.of_clusters().max_entries);
   const uint32_t n_clusters = std::max(1U, CeilDiv(end - begin, most));
   const auto record = [&](uint32_t position) { return records.subspan(position % n_records * bytes, bytes); };
   std::vector<uint32_t> positions;
@@ -283,7 +283,7 @@ Status ClusterLedger::MakeImage(uint32_t layer, uint32_t sequence, uint32_t begi
       std::memcpy(image_.records.data() + place * bytes, record.data(), bytes);
       return Status::Ok();
     };
-    for (uint32_t sink = 0; sink < plan_.clusters.n_sinks; ++sink) {
+    for (uint32_t sink = 0; sink < plan_.of_clusters().n_sinks; ++sink) {
       KVRUN_RETURN_IF_ERROR(put(sink, kept_.Record(layer, at.stream, sink)));
     }
     for (const PendingEntry& pending : map.pending()) {

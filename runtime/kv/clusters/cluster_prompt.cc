@@ -32,12 +32,12 @@ PromptClusterShape PromptShapeOf(const KvPlan& plan, uint32_t n_entries, uint32_
   return {.dim = plan.record.head_dim,
           .n_entries = n_entries,
           .n_means = n_means,
-          .max_entries = plan.clusters.max_entries,
+          .max_entries = plan.of_clusters().max_entries,
           .room = room};
 }
 
 uint64_t SideFloats(const KvPlan& plan) {
-  return (uint64_t{plan.record.head_dim} + 1) * plan.clusters.n_clusters;
+  return (uint64_t{plan.record.head_dim} + 1) * plan.of_clusters().n_clusters;
 }
 
 }  // namespace
@@ -46,7 +46,7 @@ uint64_t SideFloats(const KvPlan& plan) {
 // what places it, then with records.
 uint64_t ClusterPrompt::MemoryBytes(const KvPlan& plan) {
   const uint32_t dim = plan.record.head_dim;
-  const uint32_t n_clusters = plan.clusters.n_clusters;
+  const uint32_t n_clusters = plan.of_clusters().n_clusters;
   const uint64_t sample =
       std::min<uint64_t>(uint64_t{KMeans::kSampleOfCluster} * n_clusters, plan.n_ctx) * dim * sizeof(float);
   const uint64_t keys = KeyRows::MemoryBytes(plan.record, plan.n_ctx);
@@ -63,7 +63,7 @@ Status ClusterPrompt::MakePieces() {
     KVRUN_ASSIGN_OR_RETURN(buffer, device_.CreateBuffer(n_floats * sizeof(float), BufferUse::kShared, "kv"));
     return Status::Ok();
   };
-  const uint64_t n_clusters = plan_.clusters.n_clusters;
+  const uint64_t n_clusters = plan_.of_clusters().n_clusters;
   KVRUN_RETURN_IF_ERROR(make(pieces_.key_side, dim() * n_clusters));
   KVRUN_RETURN_IF_ERROR(make(pieces_.bias, n_clusters));
   KVRUN_RETURN_IF_ERROR(make(pieces_.keys, uint64_t{kKeysOfPiece} * dim()));
@@ -134,7 +134,7 @@ void ClusterPrompt::Select(std::span<const float> heads, std::vector<float>* mas
                            std::vector<uint32_t>* selected) const {
   const uint32_t n = clusters_.n_clusters();
   const auto n_records = [this](uint32_t cluster) {
-    return CeilDiv(clusters_.size(cluster), plan_.slot_record.group_tokens);
+    return CeilDiv(clusters_.size(cluster), plan_.slots.record.group_tokens);
   };
   masses->assign(n, 0.0F);
   std::vector<float> weights(n);
@@ -160,7 +160,7 @@ void ClusterPrompt::Select(std::span<const float> heads, std::vector<float>* mas
   uint32_t n_slots = 0;
   for (const uint32_t cluster : best) {
     n_slots += n_records(cluster);
-    if (n_slots > plan_.n_chosen) break;
+    if (n_slots > plan_.choice.n_chosen) break;
     selected->push_back(cluster);
   }
   std::sort(selected->begin(), selected->end());
@@ -188,7 +188,7 @@ std::vector<uint32_t> ClusterPrompt::Order(const PromptEntries& entries, uint32_
 Status ClusterPrompt::Divide(PromptEntries& entries, uint32_t head, const EntryRange& range, uint32_t room,
                              uint64_t seed, std::span<const float> mean_key) {
   const uint32_t n = range.end - range.begin;
-  const ClusterPlan& plan = plan_.clusters;
+  const ClustersPlan& plan = plan_.of_clusters();
   KVRUN_CHECK(n > 0 && uint64_t{room} * plan.max_entries >= n);
   clusters_ = {};
   records_ = {};

@@ -33,7 +33,7 @@ class ClusterPrompt {
     uint32_t begin = 0;
     uint32_t end = 0;
   };
-  // Divides entries of one KV head into at most `room` clusters; room * ClusterPlan::max_entries is no less
+  // Divides entries of one KV head into at most `room` clusters; room * ClustersPlan::max_entries is no less
   // than there are entries. `mean_key`: of the records' space (EntrySpaces::MeanKey).
   Status Divide(PromptEntries& entries, uint32_t head, const EntryRange& range, uint32_t room, uint64_t seed,
                 std::span<const float> mean_key = {});

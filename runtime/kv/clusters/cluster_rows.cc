@@ -11,11 +11,11 @@ namespace kvrun {
 // A layer's choice is known: its part is free when the layer before it is attended to, and those that are
 // predicted until then have to be there.
 uint32_t ClusterRows::NumParts(const KvPlan& plan, uint32_t n_layers) {
-  return plan.clusters.rows_on_flash ? std::min(plan.method.lookahead + 2, n_layers) : n_layers;
+  return plan.of_clusters().rows_on_flash ? std::min(plan.method.lookahead + 2, n_layers) : n_layers;
 }
 
 uint32_t ClusterRows::NumChanged(const KvPlan& plan) {
-  return plan.clusters.rows_on_flash ? std::min(kMostChanged, plan.index.n_groups) : 0;
+  return plan.of_clusters().rows_on_flash ? std::min(kMostChanged, plan.index.n_groups) : 0;
 }
 
 RowStoreShape ClusterRows::StoreShape(const KvPlan& plan, uint32_t n_layers) {
@@ -29,7 +29,7 @@ uint64_t ClusterRows::MemoryBytes(const KvPlan& plan, uint32_t n_layers) {
   const uint64_t parts =
       NumParts(plan, n_layers) * (plan.index.size_bytes() + plan.n_streams * of_a_list_there) +
       plan.n_streams;
-  if (!plan.clusters.rows_on_flash) return parts;
+  if (!plan.of_clusters().rows_on_flash) return parts;
   const uint64_t row_bytes = plan.index.group_words() * 4;
   const uint64_t of_a_list = (NumChanged(plan) + 1) * (row_bytes + sizeof(uint32_t)) + sizeof(uint32_t);
   return parts + uint64_t{n_layers} * plan.n_streams * of_a_list;
@@ -56,7 +56,7 @@ ClusterRows::ClusterRows(const KvPlan& plan, uint32_t n_layers, RowStore* store)
 
 Result<std::unique_ptr<ClusterRows>> ClusterRows::Create(Device& device, const KvPlan& plan,
                                                          uint32_t n_layers, RowStore* store) {
-  KVRUN_CHECK(plan.clusters.rows_on_flash == (store != nullptr));
+  KVRUN_CHECK(plan.of_clusters().rows_on_flash == (store != nullptr));
   std::unique_ptr<ClusterRows> rows(new ClusterRows(plan, n_layers, store));
   for (uint32_t i = 0; i < rows->parts_.size(); ++i) {
     Part& part = rows->parts_[i];

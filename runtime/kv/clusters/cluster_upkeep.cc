@@ -20,13 +20,13 @@ ClusterUpkeep::ClusterUpkeep(const KvPlan& plan, ClusterSet& clusters, ClusterFi
       index_(index),
       spaces_(spaces),
       kept_(kept),
-      loaded_((size_t{2} * plan.records_per_cluster() + 1) * plan.slot_record.size_bytes()),
+      loaded_((size_t{2} * plan.records_per_extent() + 1) * plan.slots.record.size_bytes()),
       built_(loaded_.size()),
-      memory_(plan.records_per_cluster()),
+      memory_(plan.records_per_extent()),
       entry_(plan.record.size_bytes()),
-      keys_(size_t{2} * plan.clusters.max_entries * plan.record.head_dim),
-      record_keys_(size_t{plan.slot_record.group_tokens} * plan.record.head_dim),
-      positions_(size_t{2} * plan.clusters.max_entries) {
+      keys_(size_t{2} * plan.of_clusters().max_entries * plan.record.head_dim),
+      record_keys_(size_t{plan.slots.record.group_tokens} * plan.record.head_dim),
+      positions_(size_t{2} * plan.of_clusters().max_entries) {
   part_.reserve(positions_.size());
 }
 
@@ -69,11 +69,11 @@ Status ClusterUpkeep::CollectEntries(const ClusterPlace& at, uint32_t n_stored) 
   for (uint32_t entry = 0; entry < n_stored; ++entry) {
     const std::span<const std::byte> record = Loaded(entry / slot_tokens());
     if (entry % slot_tokens() == 0) {
-      spaces_.DecodeKeys(at.layer, at.stream, plan_.slot_record, record, dim(), record_keys_);
+      spaces_.DecodeKeys(at.layer, at.stream, plan_.slots.record, record, dim(), record_keys_);
     }
     std::copy_n(record_keys_.begin() + static_cast<ptrdiff_t>(entry % slot_tokens() * dim()), dim(),
                 keys_.begin() + static_cast<ptrdiff_t>(size_t{entry} * dim()));
-    positions_[entry] = PositionOf(plan_.slot_record, record, entry % slot_tokens());
+    positions_[entry] = PositionOf(plan_.slots.record, record, entry % slot_tokens());
   }
   return Status::Ok();
 }
@@ -85,8 +85,8 @@ Status ClusterUpkeep::AddPending(const ClusterPlace& at, uint32_t cluster) {
   for (const PendingEntry& pending : map.pending()) {
     if (pending.cluster != cluster) continue;
     const std::span<const std::byte> record = kept_.Record(at.layer, at.stream, pending.place);
-    CopyEntry(plan_.record, record, 0, plan_.slot_record, Loaded(n / slot_tokens()), n % slot_tokens());
-    SetPosition(plan_.slot_record, Loaded(n / slot_tokens()), n % slot_tokens(), pending.position);
+    CopyEntry(plan_.record, record, 0, plan_.slots.record, Loaded(n / slot_tokens()), n % slot_tokens());
+    SetPosition(plan_.slots.record, Loaded(n / slot_tokens()), n % slot_tokens(), pending.position);
     spaces_.DecodeKeys(at.layer, at.stream, plan_.record, record, dim(),
                        std::span(keys_).subspan(size_t{n} * dim(), dim()));
     positions_[n++] = pending.position;
@@ -159,12 +159,12 @@ Status ClusterUpkeep::PutPart(const ClusterPlace& at, uint32_t cluster, std::spa
   for (uint32_t i = 0; i < n; ++i) {
     const std::span<std::byte> record =
         std::span(built_).subspan(i / slot_tokens() * record_bytes(), record_bytes());
-    CopyEntry(plan_.slot_record, Loaded(entries[i] / slot_tokens()), entries[i] % slot_tokens(),
-              plan_.slot_record, record, i % slot_tokens());
+    CopyEntry(plan_.slots.record, Loaded(entries[i] / slot_tokens()), entries[i] % slot_tokens(),
+              plan_.slots.record, record, i % slot_tokens());
   }
   const std::span<std::byte> last = std::span(built_).subspan(bytes - record_bytes(), record_bytes());
   for (uint32_t i = n; i < n_records * slot_tokens(); ++i) {
-    SetPosition(plan_.slot_record, last, i % slot_tokens(), kNoPosition);
+    SetPosition(plan_.slots.record, last, i % slot_tokens(), kNoPosition);
   }
   KVRUN_RETURN_IF_ERROR(
       store_.Write(at.layer, at.stream, cluster, first_changed, std::span(built_).first(bytes)));
@@ -196,8 +196,8 @@ Status ClusterUpkeep::Add(const ClusterPlace& at, std::span<const uint32_t> posi
   const uint32_t cluster = map.Add(n, variance, end);
   part_.clear();
   for (uint32_t i = 0; i < n; ++i) {
-    CopyEntry(plan_.record, record(i), 0, plan_.slot_record, Loaded(i / slot_tokens()), i % slot_tokens());
-    SetPosition(plan_.slot_record, Loaded(i / slot_tokens()), i % slot_tokens(), positions[i]);
+    CopyEntry(plan_.record, record(i), 0, plan_.slots.record, Loaded(i / slot_tokens()), i % slot_tokens());
+    SetPosition(plan_.slots.record, Loaded(i / slot_tokens()), i % slot_tokens(), positions[i]);
     part_.push_back(i);
   }
   return PutPart(at, cluster, part_, 0, centroid);
@@ -207,9 +207,9 @@ Status ClusterUpkeep::Visit(const ClusterPlace& at, uint32_t cluster, const Take
   KVRUN_RETURN_IF_ERROR(Load(at, cluster));
   const uint32_t n = clusters_.map(at.layer, at.stream).cluster(cluster).n_stored;
   for (uint32_t i = 0; i < n; ++i) {
-    CopyEntry(plan_.slot_record, Loaded(i / slot_tokens()), i % slot_tokens(), plan_.record, entry_, 0);
+    CopyEntry(plan_.slots.record, Loaded(i / slot_tokens()), i % slot_tokens(), plan_.record, entry_, 0);
     KVRUN_RETURN_IF_ERROR(
-        visit(PositionOf(plan_.slot_record, Loaded(i / slot_tokens()), i % slot_tokens()), entry_));
+        visit(PositionOf(plan_.slots.record, Loaded(i / slot_tokens()), i % slot_tokens()), entry_));
   }
   return Status::Ok();
 }

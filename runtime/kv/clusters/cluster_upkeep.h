@@ -69,9 +69,9 @@ class ClusterUpkeep {
   void CountMoves(const ClusterPlace& at, uint32_t cluster, uint32_t other, uint32_t n_stored,
                   uint32_t n_new);
 
-  uint32_t RecordId(uint32_t cluster, uint32_t i) const { return cluster * plan_.records_per_cluster() + i; }
-  uint32_t slot_tokens() const { return plan_.slot_record.group_tokens; }
-  uint64_t record_bytes() const { return plan_.slot_record.size_bytes(); }
+  uint32_t RecordId(uint32_t cluster, uint32_t i) const { return cluster * plan_.records_per_extent() + i; }
+  uint32_t slot_tokens() const { return plan_.slots.record.group_tokens; }
+  uint64_t record_bytes() const { return plan_.slots.record.size_bytes(); }
   uint32_t dim() const { return plan_.record.head_dim; }
   // Records of the cluster that is being changed: loaded_ as it was, with what is pending behind; built_ as a
   // part of it will be.

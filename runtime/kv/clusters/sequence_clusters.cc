@@ -19,16 +19,17 @@ constexpr uint32_t kLoose = UINT32_MAX - 1;
 
 // Of a layer's reads, or of one cluster.
 uint64_t MostEntries(const KvPlan& plan) {
-  const uint64_t of_a_layer = uint64_t{plan.n_streams} * plan.n_chosen * plan.slot_record.group_tokens;
-  return std::max<uint64_t>(of_a_layer, plan.clusters.max_entries);
+  const uint64_t of_a_layer =
+      uint64_t{plan.n_streams} * plan.choice.n_chosen * plan.slots.record.group_tokens;
+  return std::max<uint64_t>(of_a_layer, plan.of_clusters().max_entries);
 }
 
 }  // namespace
 
 uint64_t SequenceClusters::MapBytes(const KvPlan& plan, uint32_t n_layers) {
   const uint64_t n_lists = uint64_t{n_layers} * plan.n_streams;
-  const uint64_t map =
-      n_lists * (uint64_t{plan.n_ctx} * 2 * sizeof(uint32_t) + plan.clusters.n_clusters * sizeof(Cluster));
+  const uint64_t map = n_lists * (uint64_t{plan.n_ctx} * 2 * sizeof(uint32_t) +
+                                  plan.of_clusters().n_clusters * sizeof(Cluster));
   const uint64_t of_an_entry = plan.record.size_bytes() + sizeof(Wanted) + sizeof(GroupFetch);
   return sizeof(SequenceClusters) + map + MostEntries(plan) * of_an_entry;
 }
@@ -46,10 +47,10 @@ Result<std::unique_ptr<SequenceClusters>> SequenceClusters::Create(std::unique_p
 
 SequenceClusters::SequenceClusters(std::unique_ptr<GroupStore> store, const KvPlan& plan, uint32_t n_layers)
     : entry_shape_(plan.record),
-      record_shape_(plan.slot_record),
+      record_shape_(plan.slots.record),
       n_ctx_(plan.n_ctx),
       n_streams_(plan.n_streams),
-      n_clusters_(plan.clusters.n_clusters),
+      n_clusters_(plan.of_clusters().n_clusters),
       store_(std::move(store)),
       owners_(size_t{n_layers} * n_streams_ * n_ctx_, kNotThere),
       next_(owners_.size()),

@@ -41,14 +41,14 @@ class KvSelector {
 
   // Once in each step, before the layer's first choice: what the device chose in it is there.
   virtual Status Receive(uint32_t /*layer*/) { return Status::Ok(); }
-  // Ascending and distinct groups, at most KvPlan::chosen_of(layer), pinned ones among them. Valid until the
-  // next call for the layer. A choice that no device can have made is kDevice.
+  // Ascending and distinct groups, at most KvPlan::layers[layer].n_chosen, pinned ones among them. Valid
+  // until the next call for the layer. A choice that no device can have made is kDevice.
   virtual Result<std::span<const uint32_t>> Choose(const StreamStep& step) = 0;
   // Of the other groups, those that are drawn, after Choose and as long valid; one that Choose answered may
   // be among them where its answer is not the device's.
   virtual Result<GroupSample> Sample(const StreamStep& /*step*/) { return GroupSample(); }
-  // The scores of what Choose answered, where the plan limits reads (KvPlan::reads_per_layer); as long valid.
-  // Empty where they are not known.
+  // The scores of what Choose answered, where the plan limits reads (KvSlotPlan::reads_per_layer); as long
+  // valid. Empty where they are not known.
   virtual std::span<const float> Scores(const StreamStep& /*step*/) const { return {}; }
   // What Choose answered last, for that stream.
   virtual std::span<const uint32_t> LastChoice(const StreamStep& step) const = 0;

@@ -34,22 +34,22 @@ EvictingLedger::EvictingLedger(Device& device, const KvPlan& plan, uint32_t n_la
       n_moments_(StepMoments(rule)),
       sequences_(plan.n_sequences),
       aside_(size_t{n_layers} * plan.n_streams),
-      list_entries_(size_t{n_layers} * plan.n_streams, plan.kept.n_entries),
+      list_entries_(size_t{n_layers} * plan.n_streams, plan.of_kept().n_entries),
       shares_(size_t{n_layers} * plan.n_sequences) {
   KVRUN_CHECK(plan.record.group_tokens == 1 && plan.record.n_heads == 1);
   layers_.reserve(n_layers);
   seen_.reserve(plan.n_sequences);
   if (rule.tracks_recurrence) {
     recurrences_.resize(size_t{n_layers} * plan.n_streams);
-    for (auto& list : recurrences_) list.reserve(plan.kept.most_entries);
-    window_recurrences_.resize(size_t{n_layers} * plan.n_streams * plan.n_window_slots);
+    for (auto& list : recurrences_) list.reserve(plan.of_kept().most_entries);
+    window_recurrences_.resize(size_t{n_layers} * plan.n_streams * plan.window.n_slots);
   }
   ReserveScratch();
 }
 
 // Decoding allocates nothing.
 void EvictingLedger::ReserveScratch() {
-  const size_t most = size_t{2} * plan_.kept.most_entries + 1;  // of both tiers, and one that arrives
+  const size_t most = size_t{2} * plan_.of_kept().most_entries + 1;  // of both tiers, and one that arrives
   view_positions_.reserve(most);
   view_mass_.reserve(most);
   view_squares_.reserve(most);
@@ -63,7 +63,7 @@ void EvictingLedger::ReserveScratch() {
 }
 
 Status EvictingLedger::CreateWindowMass() {
-  const uint64_t bytes = uint64_t{n_moments()} * plan_.n_streams * plan_.n_window_slots * sizeof(float);
+  const uint64_t bytes = uint64_t{n_moments()} * plan_.n_streams * plan_.window.n_slots * sizeof(float);
   for (uint32_t i = 0; i < n_layers_ && bytes > 0; ++i) {
     KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<Buffer> mass,
                            device_.CreateBuffer(bytes, BufferUse::kShared, "kv"));
@@ -90,9 +90,9 @@ void EvictingLedger::AddSources(uint32_t layer, SlotAttentionArgs* args) const {
 }
 
 float& EvictingLedger::WindowMass(uint32_t layer, uint32_t stream, uint32_t position, uint32_t moment) const {
-  const size_t slot = position % plan_.n_window_slots;
+  const size_t slot = position % plan_.window.n_slots;
   return Floats(
-      *window_mass_[layer])[(size_t{moment} * plan_.n_streams + stream) * plan_.n_window_slots + slot];
+      *window_mass_[layer])[(size_t{moment} * plan_.n_streams + stream) * plan_.window.n_slots + slot];
 }
 
 Status EvictingLedger::ClearWindowMass(uint32_t layer, uint32_t sequence, uint32_t position) {
@@ -195,8 +195,8 @@ Status EvictingLedger::WriteEntry(uint32_t layer, uint32_t stream, KeptTier tier
                                   uint32_t position) {
   KeptLists& lists = layers_[layer];
   KVRUN_ASSIGN_OR_RETURN(const std::span<const std::byte> record, window_.Read(layer, stream, position));
-  TranscodeRecord(plan_.window_record, record,
-                  tier == KeptTier::kOriginal ? plan_.record : plan_.kept.low_record,
+  TranscodeRecord(plan_.window.record, record,
+                  tier == KeptTier::kOriginal ? plan_.record : plan_.of_kept().low_record,
                   lists.Record(stream, tier, i));
   for (uint32_t moment = 0; moment < n_moments(); ++moment) {
     lists.Mass(stream, tier, i, moment) = WindowMass(layer, stream, position, moment);
@@ -237,7 +237,7 @@ uint32_t EvictingLedger::RowsThatSaw(const Sequence& sequence, uint32_t position
   const uint32_t steps = sequence.length - std::min(sequence.length, std::max(position, sequence.prompt_end));
   if (position >= sequence.prompt_end) return steps;
   const uint32_t of_prompt = sequence.prompt_end - position;
-  return steps + (rule_.observes_last_rows ? std::min(of_prompt, plan_.kept.observed_rows) : of_prompt);
+  return steps + (rule_.observes_last_rows ? std::min(of_prompt, plan_.of_kept().observed_rows) : of_prompt);
 }
 
 void EvictingLedger::AddToView(uint32_t sequence, uint32_t position, float mass, float square) {
@@ -360,7 +360,7 @@ Status EvictingLedger::LowerOriginals(uint32_t layer, uint32_t stream, uint32_t 
       continue;
     }
     const uint32_t to = lists.Add(stream, KeptTier::kLow, view_positions_[i]);
-    TranscodeRecord(plan_.record, lists.Record(stream, KeptTier::kOriginal, i), plan_.kept.low_record,
+    TranscodeRecord(plan_.record, lists.Record(stream, KeptTier::kOriginal, i), plan_.of_kept().low_record,
                     lists.Record(stream, KeptTier::kLow, to));
     for (uint32_t moment = 0; moment < n_moments(); ++moment) {
       lists.Mass(stream, KeptTier::kLow, to, moment) = lists.Mass(stream, KeptTier::kOriginal, i, moment);

@@ -137,8 +137,8 @@ class EvictingLedger final : public KvLedger {
   void NoteRecurrences(uint32_t layer);
   void DropRecurrences(uint32_t layer, uint32_t stream);
   Recurrence& WindowRecurrence(uint32_t layer, uint32_t stream, uint32_t position) {
-    return window_recurrences_[ListOf(layer, stream) * plan_.n_window_slots +
-                               position % plan_.n_window_slots];
+    return window_recurrences_[ListOf(layer, stream) * plan_.window.n_slots +
+                               position % plan_.window.n_slots];
   }
   float& WindowMass(uint32_t layer, uint32_t stream, uint32_t position, uint32_t moment) const;
   Status ClearWindowMass(uint32_t layer, uint32_t sequence, uint32_t position);
@@ -147,12 +147,12 @@ class EvictingLedger final : public KvLedger {
   uint32_t heads() const { return plan_.heads_per_sequence(); }
   size_t ListOf(uint32_t layer, uint32_t stream) const { return size_t{layer} * plan_.n_streams + stream; }
   bool has_two_tiers() const {
-    return plan_.method.goes_by_score() && (plan_.kept.precisions == KeptPrecisions::kBytes ||
-                                            plan_.kept.precisions == KeptPrecisions::kEntries);
+    return plan_.method.goes_by_score() && (plan_.of_kept().precisions == KeptPrecisions::kBytes ||
+                                            plan_.of_kept().precisions == KeptPrecisions::kEntries);
   }
   // Where what leaves the window goes.
   KeptTier entry_tier() const {
-    return plan_.method.goes_by_score() && plan_.kept.precisions == KeptPrecisions::kQuantised
+    return plan_.method.goes_by_score() && plan_.of_kept().precisions == KeptPrecisions::kQuantised
                ? KeptTier::kLow
                : KeptTier::kOriginal;
   }

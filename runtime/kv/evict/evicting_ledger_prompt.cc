@@ -42,7 +42,7 @@ void EvictingLedger::Clear(uint32_t sequence) {
     shares_[size_t{layer} * plan_.n_sequences + sequence] = {};
     for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
       aside_[ListOf(layer, stream)] = {};
-      list_entries_[ListOf(layer, stream)] = plan_.kept.n_entries;
+      list_entries_[ListOf(layer, stream)] = plan_.of_kept().n_entries;
       if (rule_.tracks_recurrence) recurrences_[ListOf(layer, stream)].clear();
       if (layers_.empty()) continue;
       for (const KeptTier tier : kKeptTiers) {
@@ -109,7 +109,8 @@ void EvictingLedger::ScorePrompt(std::span<const float> mass, uint32_t end, uint
   for (uint32_t position = 0; position < n; ++position) {
     view_positions_[position] = position;
     const uint32_t seen_by = prompt_end - position;
-    view_rows_[position] = rule_.observes_last_rows ? std::min(seen_by, plan_.kept.observed_rows) : seen_by;
+    view_rows_[position] =
+        rule_.observes_last_rows ? std::min(seen_by, plan_.of_kept().observed_rows) : seen_by;
     if (!rule_.tracks_recurrence) continue;
     view_seen_.push_back(view_mass_[position] > kRecurrenceWeight ? prompt_end - 1 : position);
     view_gaps_.push_back(0);
@@ -127,7 +128,7 @@ Status EvictingLedger::StoreLayer(uint32_t layer, const KvRange& prompt, PromptE
   const uint32_t end = window_.FirstGroup(prompt.end);  // the window has the rest
   const size_t head_floats = prompt.end;
   MassForm form = rule_.prompt_form;
-  const bool reads_rows = has_two_tiers() && plan_.kept.moments == AttentionMoments::kRows;
+  const bool reads_rows = has_two_tiers() && plan_.of_kept().moments == AttentionMoments::kRows;
   if (reads_rows) form.n_moments = 4;
   std::vector<float> mass(size_t{form.n_moments} * heads() * head_floats);
   KVRUN_RETURN_IF_ERROR(entries.Mass(form, prompt.end, PromptEntries::Rows::kAll, mass));
@@ -168,7 +169,7 @@ Status EvictingLedger::StoreLayer(uint32_t layer, const KvRange& prompt, PromptE
 // mass: [n_moments, end].
 Status EvictingLedger::KeepBest(uint32_t layer, uint32_t stream, uint32_t head, const KvRange& prompt,
                                 std::span<const float> mass, uint32_t end, PromptEntries& entries) {
-  const uint32_t n = std::min(end, plan_.kept.most_entries);
+  const uint32_t n = std::min(end, plan_.of_kept().most_entries);
   order_.resize(end);
   std::iota(order_.begin(), order_.end(), 0U);
   std::partial_sort(order_.begin(), order_.begin() + n, order_.end(), [this](uint32_t a, uint32_t b) {
@@ -205,9 +206,9 @@ Status EvictingLedger::KeepBest(uint32_t layer, uint32_t stream, uint32_t head, 
 // (LAVa).
 void EvictingLedger::ShareHeads(uint32_t layer, const KvRange& prompt, uint32_t n_entries) {
   const uint32_t first = prompt.sequence * heads();
-  if (plan_.kept.shares == KeptShares::kEven || n_entries == 0) return;
+  if (plan_.of_kept().shares == KeptShares::kEven || n_entries == 0) return;
   shares_[size_t{layer} * plan_.n_sequences + prompt.sequence].entropy = ScoreEntropy(prompt_scores_);
-  const uint32_t n = plan_.kept.n_entries;
+  const uint32_t n = plan_.of_kept().n_entries;
   if (n_entries <= n) return;  // all of it stays
   const std::vector<uint32_t> shares =
       AdaptiveHeadShares(prompt_scores_, heads(), n * heads(), kHeadFloorShare);
@@ -259,8 +260,8 @@ Status EvictingLedger::ShareOut(uint32_t sequence) {
       shares_[size_t{layer} * plan_.n_sequences + sequence].original_share = originals[layer];
     }
   }
-  if (plan_.kept.shares != KeptShares::kLayers) return Status::Ok();
-  const uint32_t n = plan_.kept.n_entries;
+  if (plan_.of_kept().shares != KeptShares::kLayers) return Status::Ok();
+  const uint32_t n = plan_.of_kept().n_entries;
   KVRUN_ASSIGN_OR_RETURN(
       const std::vector<uint32_t> layers,
       LayerShares(entropies, n * n_layers_, (n + kLeastLayerParts - 1) / kLeastLayerParts, 2 * n));
@@ -268,7 +269,7 @@ Status EvictingLedger::ShareOut(uint32_t sequence) {
     for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
       uint32_t& entries = list_entries_[ListOf(layer, stream)];
       entries = static_cast<uint32_t>(
-          std::min<uint64_t>(uint64_t{entries} * layers[layer] / n, plan_.kept.most_entries));
+          std::min<uint64_t>(uint64_t{entries} * layers[layer] / n, plan_.of_kept().most_entries));
     }
   }
   return Status::Ok();
@@ -299,7 +300,7 @@ Status EvictingLedger::StoreRepeated(uint32_t layer, uint32_t sequence, uint32_t
   const uint64_t bytes = plan_.record.size_bytes();
   const uint64_t n_records = records.size() / bytes;
   const uint32_t end = window_.FirstGroup(length);
-  const uint32_t n = std::min(end, plan_.kept.n_entries);
+  const uint32_t n = std::min(end, plan_.of_kept().n_entries);
   list_records_.resize(n * bytes);
   for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
     Aside& aside = aside_[ListOf(layer, stream)];
@@ -317,15 +318,15 @@ Status EvictingLedger::StoreRepeated(uint32_t layer, uint32_t sequence, uint32_t
 
 KeptQuota EvictingLedger::QuotaOf(uint32_t layer, uint32_t stream) const {
   // Where there is room for everything, nothing is shared out.
-  const bool keeps_all = plan_.kept.n_entries >= plan_.n_ctx;
+  const bool keeps_all = plan_.of_kept().n_entries >= plan_.n_ctx;
   const uint32_t n = keeps_all ? plan_.n_ctx : std::max(list_entries_[ListOf(layer, stream)], 1U);
   if (!has_two_tiers() || keeps_all) {
     return entry_tier() == KeptTier::kOriginal ? KeptQuota{{n, 0}} : KeptQuota{{0, n}};
   }
   const double share = shares_[size_t{layer} * plan_.n_sequences + stream / heads()].original_share;
   const uint64_t original_bytes = plan_.record.size_bytes();
-  const uint64_t low_bytes = plan_.kept.low_record.size_bytes();
-  const bool by_bytes = plan_.kept.precisions == KeptPrecisions::kBytes;
+  const uint64_t low_bytes = plan_.of_kept().low_record.size_bytes();
+  const bool by_bytes = plan_.of_kept().precisions == KeptPrecisions::kBytes;
   PrecisionShares shares =
       by_bytes ? SharesOfBytes(share, n, original_bytes, low_bytes) : SharesOfEntries(share, n);
   if (const uint32_t least = std::min(kLeastOriginals, n); shares.n_original < least) {
@@ -369,7 +370,7 @@ Status EvictingLedger::LoadList(uint32_t layer, uint32_t stream, KeptLists& list
   if (aside.positions.empty()) return Status::Ok();
   const uint32_t n = static_cast<uint32_t>(aside.positions.size());
   const uint64_t original_bytes = plan_.record.size_bytes();
-  const uint64_t low_bytes = plan_.kept.low_record.size_bytes();
+  const uint64_t low_bytes = plan_.of_kept().low_record.size_bytes();
   list_records_.resize((n - aside.n_low) * original_bytes + aside.n_low * low_bytes);
   KVRUN_RETURN_IF_ERROR(vault_->Read(VaultOffset(layer, stream), list_records_));
   std::span<const std::byte> rest = list_records_;
@@ -381,8 +382,8 @@ Status EvictingLedger::LoadList(uint32_t layer, uint32_t stream, KeptLists& list
     if (!is_low && lists.is_full(stream, tier)) tier = KeptTier::kLow;
     if (lists.is_full(stream, tier)) continue;
     const uint32_t to = lists.Add(stream, tier, aside.positions[i]);
-    TranscodeRecord(is_low ? plan_.kept.low_record : plan_.record, record,
-                    tier == KeptTier::kLow ? plan_.kept.low_record : plan_.record,
+    TranscodeRecord(is_low ? plan_.of_kept().low_record : plan_.record, record,
+                    tier == KeptTier::kLow ? plan_.of_kept().low_record : plan_.record,
                     lists.Record(stream, tier, to));
     for (uint32_t m = 0; m < n_moments(); ++m) {
       lists.Mass(stream, tier, to, m) = aside.mass[size_t{i} * n_moments() + m];

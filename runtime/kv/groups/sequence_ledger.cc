@@ -46,7 +46,7 @@ Status SequenceLedger::RestoreWindow(uint32_t sequence, uint32_t length) {
     if (window_.Holds(sequence, lengths_[sequence], group) || group >= groups_stored_[sequence]) continue;
     for (uint32_t i = 0; i < n_layers_; ++i) {
       for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
-        if (group < plan_.n_exact_groups) {
+        if (group < plan_.window.n_exact_groups) {
           KVRUN_RETURN_IF_ERROR(window_.RestoreExact(i, stream, group));
           continue;
         }
@@ -84,7 +84,7 @@ Status SequenceLedger::TruncateStatics(uint32_t sequence, uint32_t length) {
 void SequenceLedger::ForgetStatics(uint32_t sequence, uint32_t length) {
   if (statics_ == nullptr) return;
   const uint32_t first = window_.FirstGroup(length);
-  const uint32_t end_of_slots = statics_->lays_pages() ? std::min(first, plan_.n_pinned) : first;
+  const uint32_t end_of_slots = statics_->lays_pages() ? std::min(first, plan_.choice.n_pinned) : first;
   for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
     slots_.Truncate(stream, end_of_slots);
   }
@@ -225,8 +225,8 @@ Status SequenceLedger::BeginStep(const KvStep& step) {
 // that is rounded: what is stored is made of exact ones.
 bool SequenceLedger::IsLeaving(const KvSpan& span, uint32_t group) const {
   return group < window_.FirstGroup(span.end()) ||
-         span.first_position / group_tokens() - group >= plan_.n_window_slots ||
-         span.first_position >= plan_.exact_entries() + group * group_tokens();
+         span.first_position / group_tokens() - group >= plan_.window.n_slots ||
+         span.first_position >= plan_.window.exact_entries() + group * group_tokens();
 }
 
 Status SequenceLedger::StoreLeavingGroups() {
@@ -253,11 +253,11 @@ Status SequenceLedger::StoreGroup(uint32_t sequence, uint32_t group) {
   for (uint32_t i = 0; i < n_layers_; ++i) {
     for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
       KVRUN_ASSIGN_OR_RETURN(const std::span<const std::byte> record, window_.Read(i, stream, group));
-      TranscodeRecord(plan_.window_record, record, plan_.record, encoded_);
-      if (group < plan_.n_exact_groups)
+      TranscodeRecord(plan_.window.record, record, plan_.record, encoded_);
+      if (group < plan_.window.n_exact_groups)
         KVRUN_RETURN_IF_ERROR(window_.PutExact(i, stream, group, record, encoded_));
       KVRUN_RETURN_IF_ERROR(AppendStream(i, stream, group, encoded_));
-      if (!keys_.empty()) DecodeKeys(i, stream, plan_.window_record, record, 0, keys_);
+      if (!keys_.empty()) DecodeKeys(i, stream, plan_.window.record, record, 0, keys_);
     }
     if (!keys_.empty()) KVRUN_RETURN_IF_ERROR(index_->NoteKeys(i, sequence, group, keys_));
   }
@@ -354,7 +354,7 @@ Status SequenceLedger::Visit(uint32_t layer, uint32_t sequence, uint32_t begin, 
         if (!is_stored) {
           KVRUN_ASSIGN_OR_RETURN(record, window_.Read(layer, stream, group));
         }
-        DecodeKeys(layer, stream, is_stored ? plan_.record : plan_.window_record, record, i * group_tokens(),
+        DecodeKeys(layer, stream, is_stored ? plan_.record : plan_.window.record, record, i * group_tokens(),
                    keys);
       }
     }

@@ -11,7 +11,7 @@ namespace kvrun {
 StaticPages::StaticPages(const KvPlan& plan, uint32_t n_layers, RecordStore& store, KvIndex& index)
     : plan_(plan), store_(store), index_(index), layouts_(size_t{n_layers} * plan.n_streams) {
   KVRUN_CHECK(index.takes_records());
-  reads_.reserve(size_t{plan.n_streams} * std::max(plan.n_chosen, plan.statics.n_total));
+  reads_.reserve(size_t{plan.n_streams} * std::max(plan.choice.n_chosen, plan.of_groups().statics.n_total));
 }
 
 Status StaticPages::Lay(uint32_t layer, uint32_t stream, uint32_t end_group, std::span<const uint32_t> taken,
@@ -19,7 +19,7 @@ Status StaticPages::Lay(uint32_t layer, uint32_t stream, uint32_t end_group, std
   Layout& layout = layouts_[At(layer, stream)];
   const bool is_there = layout.end_group > 0 && layout.end_group <= end_group &&
                         std::equal(taken.begin(), taken.end(), layout.taken.begin(), layout.taken.end());
-  if (is_there || end_group <= plan_.n_pinned) return Status::Ok();
+  if (is_there || end_group <= plan_.choice.n_pinned) return Status::Ok();
   layout.end_group = 0;
   layout.end_of_rows = std::max(layout.end_of_rows, end_group);
   layout.taken.assign(taken.begin(), taken.end());
@@ -38,7 +38,7 @@ Status StaticPages::LayEntries(uint32_t layer, uint32_t stream, uint32_t end_gro
   uint32_t n = 0;          // entries in pages_
   auto next_taken = taken.begin();
   std::vector<uint32_t> groups;
-  for (uint32_t first = plan_.n_pinned; first < end_group; first += kGroupsAtOnce) {
+  for (uint32_t first = plan_.choice.n_pinned; first < end_group; first += kGroupsAtOnce) {
     groups.resize(std::min(kGroupsAtOnce, end_group - first));
     std::iota(groups.begin(), groups.end(), first);
     records_.resize(groups.size() * record_bytes);
@@ -53,14 +53,14 @@ Status StaticPages::LayEntries(uint32_t layer, uint32_t stream, uint32_t end_gro
       CopyEntry(plan_.record, from.first(record_bytes), i % group_tokens(), plan_.record,
                 to.first(record_bytes), n % group_tokens());
       if (++n < kGroupsAtOnce * group_tokens()) continue;
-      KVRUN_RETURN_IF_ERROR(WritePages(layer, stream, plan_.n_pinned + n_written, n));
+      KVRUN_RETURN_IF_ERROR(WritePages(layer, stream, plan_.choice.n_pinned + n_written, n));
       n_written += kGroupsAtOnce;
       n = 0;
     }
   }
-  KVRUN_RETURN_IF_ERROR(WritePages(layer, stream, plan_.n_pinned + n_written, n));
+  KVRUN_RETURN_IF_ERROR(WritePages(layer, stream, plan_.choice.n_pinned + n_written, n));
   n_written += (n + group_tokens() - 1) / group_tokens();
-  return EmptyNumbers(layer, stream, plan_.n_pinned + n_written, end_group);
+  return EmptyNumbers(layer, stream, plan_.choice.n_pinned + n_written, end_group);
 }
 
 // `n` entries of pages_, from page `first` on.
@@ -93,16 +93,16 @@ void StaticPages::Drop(uint32_t stream) {
 
 std::vector<uint32_t> StaticPages::GroupsOfRows(uint32_t layer, uint32_t stream, uint32_t end) const {
   const uint32_t end_group = std::min(layouts_[At(layer, stream)].end_of_rows, end / group_tokens());
-  std::vector<uint32_t> groups(end_group > plan_.n_pinned ? end_group - plan_.n_pinned : 0);
-  std::iota(groups.begin(), groups.end(), plan_.n_pinned);
+  std::vector<uint32_t> groups(end_group > plan_.choice.n_pinned ? end_group - plan_.choice.n_pinned : 0);
+  std::iota(groups.begin(), groups.end(), plan_.choice.n_pinned);
   return groups;
 }
 
 uint32_t StaticPages::CountEntries(uint32_t layer, uint32_t stream, uint32_t number) const {
   const Layout& layout = layouts_[At(layer, stream)];
   const auto n_taken = static_cast<uint32_t>(layout.taken.size());
-  const uint32_t n_others = (layout.end_group - plan_.n_pinned) * group_tokens() - n_taken;
-  const uint32_t before = (number - plan_.n_pinned) * group_tokens();
+  const uint32_t n_others = (layout.end_group - plan_.choice.n_pinned) * group_tokens() - n_taken;
+  const uint32_t before = (number - plan_.choice.n_pinned) * group_tokens();
   return n_others > before ? std::min(group_tokens(), n_others - before) : 0;
 }
 
@@ -112,7 +112,7 @@ void StaticPages::AddPositions(uint32_t layer, uint32_t stream, uint32_t number,
   uint32_t left = CountEntries(layer, stream, number);
   if (left == 0) return;
   // So many taken ones lie before the page's first entry as have fewer others before them.
-  const uint32_t before = (number - plan_.n_pinned) * group_tokens();
+  const uint32_t before = (number - plan_.choice.n_pinned) * group_tokens();
   size_t low = 0;
   size_t high = taken.size();
   while (low < high) {

@@ -55,7 +55,7 @@ class StaticPages {
   // The number means a page.
   bool Has(uint32_t layer, uint32_t stream, uint32_t number) const {
     const Layout& layout = layouts_[At(layer, stream)];
-    return number >= plan_.n_pinned && number < layout.end_group;
+    return number >= plan_.choice.n_pinned && number < layout.end_group;
   }
   // Of a page: how many entries it has, in front; and which.
   uint32_t CountEntries(uint32_t layer, uint32_t stream, uint32_t number) const;
@@ -74,7 +74,9 @@ class StaticPages {
 
   size_t At(uint32_t layer, uint32_t stream) const { return size_t{layer} * plan_.n_streams + stream; }
   uint32_t group_tokens() const { return plan_.record.group_tokens; }
-  uint32_t begin() const { return plan_.n_pinned * group_tokens(); }  // the first entry that can be laid
+  uint32_t begin() const {
+    return plan_.choice.n_pinned * group_tokens();
+  }  // the first entry that can be laid
   Status LayEntries(uint32_t layer, uint32_t stream, uint32_t end_group, std::span<const uint32_t> taken,
                     const ReadFn& read);
   Status WritePages(uint32_t layer, uint32_t stream, uint32_t first, uint32_t n);

@@ -18,7 +18,7 @@ StaticSet::StaticSet(Device& device, const KvPlan& plan, uint32_t n_layers, Stat
       n_layers_(n_layers),
       pages_(pages),
       entry_record_(plan.entry_record()),
-      has_share_(!plan.statics.share.by_prompt),
+      has_share_(!plan.of_groups().statics.share.by_prompt),
       ranked_(size_t{n_layers} * plan.n_streams),
       taken_out_(ranked_.size()),
       has_attention_(plan.n_sequences),
@@ -30,12 +30,13 @@ StaticSet::StaticSet(Device& device, const KvPlan& plan, uint32_t n_layers, Stat
 
 // Until prompts have said the share, all that it could be.
 uint32_t StaticSet::most_entries() const {
-  return has_share_ ? plan_.statics.most_entries : plan_.statics.n_total * plan_.record.group_tokens;
+  return has_share_ ? plan_.of_groups().statics.most_entries
+                    : plan_.of_groups().statics.n_total * plan_.record.group_tokens;
 }
 
 MassForm StaticSet::mass_form() const {
   if (!goes_by_score()) return {};
-  return {.n_moments = plan_.statics.moments == AttentionMoments::kRows ? 4U : 2U};
+  return {.n_moments = plan_.of_groups().statics.moments == AttentionMoments::kRows ? 4U : 2U};
 }
 
 // mass: [n_moments, n_kv_heads, end], of which the stream's heads are added up.
@@ -60,7 +61,7 @@ void StaticSet::NoteAttention(uint32_t layer, uint32_t sequence, uint32_t end, s
                               uint32_t n_rows) {
   const size_t n_first = size_t{model_heads()} * end;
   attention_[size_t{sequence} * n_layers_ + layer] =
-      plan_.statics.moments == AttentionMoments::kRows
+      plan_.of_groups().statics.moments == AttentionMoments::kRows
           ? AttentionOverRows(mass, model_heads(), n_rows)
           : AttentionOverKeys(mass.first(n_first), model_heads());
   has_attention_[sequence] = true;
@@ -83,7 +84,7 @@ Status StaticSet::Choose(uint32_t layer, const KvRange& prompt, PromptEntries& e
   const uint32_t heads = plan_.heads_per_sequence();
   const uint32_t first_stream = prompt.sequence * heads;
   const uint32_t end = plan_.FirstWindowGroup(prompt.end) * plan_.record.group_tokens;
-  const uint32_t begin = plan_.n_pinned * plan_.record.group_tokens;
+  const uint32_t begin = plan_.choice.n_pinned * plan_.record.group_tokens;
   for (uint32_t stream = first_stream; stream < first_stream + heads; ++stream) {
     ranked_[ListOf(layer, stream)].clear();
     Split(layer, stream, {});
@@ -114,7 +115,7 @@ Status StaticSet::Rank(uint32_t layer, const KvRange& prompt, uint32_t begin, ui
 
 // Where a selection would hold all of it, rows do not differ, and say nothing.
 Status StaticSet::MeasureOverlap(uint32_t end, PromptEntries& entries) {
-  const uint32_t k = plan_.statics.n_total * plan_.record.group_tokens;
+  const uint32_t k = plan_.of_groups().statics.n_total * plan_.record.group_tokens;
   if (end <= k) return Status::Ok();
   std::vector<uint32_t> of_rows[2];
   std::vector<float> mass[2];
@@ -166,16 +167,17 @@ std::vector<double> StaticSet::original_shares() const {
 }
 
 PrecisionShares StaticSet::CountsOf(uint32_t layer, std::span<const double> original_shares) const {
-  const uint32_t n = plan_.statics.n_entries;
+  const uint32_t n = plan_.of_groups().statics.n_entries;
   if (!goes_by_score()) return {.n_original = n};
   const double share = original_shares.empty() ? 1.0 : original_shares[layer];
-  switch (plan_.statics.precisions) {
+  switch (plan_.of_groups().statics.precisions) {
     case KeptPrecisions::kOriginal: return {.n_original = n};
     case KeptPrecisions::kQuantised: return {.n_quantised = n};
     case KeptPrecisions::kEntries: return SharesOfEntries(share, n);
     case KeptPrecisions::kBytes: break;
   }
-  return SharesOfBytes(share, n, entry_record_.size_bytes(), plan_.statics.low_record.size_bytes());
+  return SharesOfBytes(share, n, entry_record_.size_bytes(),
+                       plan_.of_groups().statics.low_record.size_bytes());
 }
 
 // The best keep their precision, the next have fewer bits.
@@ -202,8 +204,8 @@ std::vector<uint32_t> StaticSet::AllPositions(uint32_t layer, uint32_t stream) c
 
 void StaticSet::ChooseEvenly(uint32_t sequence, uint32_t end) {
   const uint32_t heads = plan_.heads_per_sequence();
-  const uint32_t begin = std::min(plan_.n_pinned * plan_.record.group_tokens, end);
-  const uint32_t n = std::min(plan_.statics.most_entries, end - begin);
+  const uint32_t begin = std::min(plan_.choice.n_pinned * plan_.record.group_tokens, end);
+  const uint32_t n = std::min(plan_.of_groups().statics.most_entries, end - begin);
   for (uint32_t layer = 0; layer < n_layers_; ++layer) {
     for (uint32_t stream = sequence * heads; stream < (sequence + 1) * heads; ++stream) {
       std::vector<uint32_t>& ranked = ranked_[ListOf(layer, stream)];
@@ -304,7 +306,7 @@ void StaticSet::Compact(uint32_t layer, uint32_t stream, uint32_t group, std::sp
       ++next_taken;
       continue;
     }
-    if (n != entry) CopyEntry(plan_.slot_record, record, entry, plan_.slot_record, record, n);
+    if (n != entry) CopyEntry(plan_.slots.record, record, entry, plan_.slots.record, record, n);
     ++n;
   }
 }
@@ -379,7 +381,7 @@ Status StaticSet::LoadStream(uint32_t layer, uint32_t stream, uint32_t first_win
 // there is no source.
 Status StaticSet::MakeSources(const PrecisionShares& counts) {
   for (const KeptTier tier : kKeptTiers) {
-    if (plan_.statics.n_entries == 0 || (tier == KeptTier::kLow && !goes_by_score())) continue;
+    if (plan_.of_groups().statics.n_entries == 0 || (tier == KeptTier::kLow && !goes_by_score())) continue;
     const uint32_t n = std::max(tier == KeptTier::kLow ? counts.n_quantised : counts.n_original, 1U);
     const SlotShape shape = {.record = record_of(tier),
                              .n_streams = plan_.n_streams,
@@ -403,7 +405,7 @@ Status StaticSet::Load(const ReadFn& read, std::span<const uint32_t> first_windo
 
 // Where prompts have not said the share yet, a later one may.
 Status StaticSet::LoadAll(const ReadFn& read, std::span<const uint32_t> first_window_groups, KvIndex* index) {
-  has_share_ = !plan_.statics.share.by_prompt || measured_share();
+  has_share_ = !plan_.of_groups().statics.share.by_prompt || measured_share();
   const std::vector<double> shares = original_shares();
   for (uint32_t layer = 0; layer < n_layers_; ++layer) {
     const PrecisionShares counts = CountsOf(layer, shares);

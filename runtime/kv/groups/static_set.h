@@ -110,7 +110,7 @@ class StaticSet {
   uint32_t model_heads() const { return plan_.record.n_heads * plan_.heads_per_sequence(); }
   bool goes_by_score() const { return plan_.method.goes_by_score(); }
   const KvRecordShape& record_of(KeptTier tier) const {
-    return tier == KeptTier::kLow ? plan_.statics.low_record : entry_record_;
+    return tier == KeptTier::kLow ? plan_.of_groups().statics.low_record : entry_record_;
   }
   MassForm mass_form() const;
   void ScoreStream(uint32_t head, uint32_t end, std::span<const float> mass, uint32_t n_rows,

@@ -139,7 +139,7 @@ Status LowRankIndex::PrepareBlank(uint32_t layer) {
 
 Status LowRankIndex::Learn(uint32_t layer, const LayerSums& sums) {
   KVRUN_ASSIGN_OR_RETURN(learned_,
-                         ComputeAdapter(plan_.adapter_kind, sums, plan_.index.rank, ThreadsBeside(device_)));
+                         ComputeAdapter(plan_.adapter.kind, sums, plan_.index.rank, ThreadsBeside(device_)));
   RoundToHalves(*learned_);
   if (plan_.index.type == KvType::kInt4) {
     learned_scales_.emplace(plan_.index.rank);
@@ -193,7 +193,7 @@ void LowRankIndex::PutBack(uint32_t group, std::span<uint32_t> words, TakenOut& 
 Status LowRankIndex::TakeOut(uint32_t layer_index, uint32_t stream, uint32_t group,
                              std::span<const std::byte> /*record*/, std::span<const uint32_t> entries) {
   const bool is_centred =
-      plan_.adapter_kind == AdapterKind::kCentred || plan_.adapter_kind == AdapterKind::kQueryCentred;
+      plan_.adapter.kind == AdapterKind::kCentred || plan_.adapter.kind == AdapterKind::kQueryCentred;
   if (plan_.heads_per_sequence() > 1 || !plan_.method.has_adapters() || !is_centred) return Status::Ok();
   Layer& layer = layers_[layer_index];
   const uint32_t rank = plan_.index.rank;
@@ -202,8 +202,8 @@ Status LowRankIndex::TakeOut(uint32_t layer_index, uint32_t stream, uint32_t gro
   const std::span<uint32_t> words = WordsOf(layer, stream);
   TakenOut& taken_out = layer.taken_out[stream];
   if (taken_out.positions.capacity() == 0) {
-    taken_out.positions.reserve(plan_.statics.most_entries);
-    taken_out.rows.reserve(size_t{plan_.statics.most_entries} * rank);
+    taken_out.positions.reserve(plan_.most_statics());
+    taken_out.rows.reserve(size_t{plan_.most_statics()} * rank);
   }
   PutBack(group, words, taken_out);
   const std::vector<uint16_t> zeros(rank);
@@ -224,7 +224,7 @@ Result<LayerAdapter> LowRankIndex::ComputeFromStored(uint32_t layer, uint32_t se
     AddKeys(keys, key_dim(), sums);
     return Status::Ok();
   }));
-  return ComputeAdapter(WithoutQueries(plan_.adapter_kind),
+  return ComputeAdapter(WithoutQueries(plan_.adapter.kind),
                         {.n_kv_heads = key_dim() / plan_.record.head_dim,
                          .head_dim = plan_.record.head_dim,
                          .n_keys = stored.length(sequence) - n_sinks(),

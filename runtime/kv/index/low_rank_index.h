@@ -93,7 +93,7 @@ class LowRankIndex final : public KvIndex {
   void ForgetTakenOut(uint32_t layer, uint32_t sequence) { layers_[layer].taken_out[sequence] = {}; }
 
   uint32_t key_dim() const { return plan_.key_dim(); }
-  uint32_t n_sinks() const { return plan_.n_pinned * plan_.record.group_tokens; }
+  uint32_t n_sinks() const { return plan_.choice.n_pinned * plan_.record.group_tokens; }
 
   Device& device_;
   const KvPlan& plan_;

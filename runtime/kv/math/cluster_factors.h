@@ -1,5 +1,5 @@
-// How much more than at first a cluster's keys may vary before it is divided (ClusterPlan::threshold_factor),
-// measured on keys of a text. Pure and deterministic.
+// How much more than at first a cluster's keys may vary before it is divided
+// (ClustersPlan::threshold_factor), measured on keys of a text. Pure and deterministic.
 #pragma once
 
 #include <cstdint>

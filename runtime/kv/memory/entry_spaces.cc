@@ -24,7 +24,7 @@ const EntrySpaces& EntrySpaces::None() {
 
 uint64_t EntrySpaces::MemoryBytes(const KvPlan& plan, uint32_t n_kv_heads, uint32_t n_layers) {
   const uint64_t file_bytes =
-      plan.adapter_from_file ? uint64_t{n_kv_heads} * 2 * plan.record.head_dim * sizeof(uint16_t) : 0;
+      plan.adapter.is_from_file ? uint64_t{n_kv_heads} * 2 * plan.record.head_dim * sizeof(uint16_t) : 0;
   return n_layers * (ConstantsBytes(plan.n_sequences, n_kv_heads, plan.record.head_dim) + file_bytes);
 }
 

@@ -9,9 +9,9 @@ namespace kvrun {
 SlotShape KeptEntries::ShapeOf(const KvPlan& plan) {
   return {.record = plan.record,
           .n_streams = plan.n_streams,
-          .n_slots = plan.clusters.n_kept(),
+          .n_slots = plan.of_clusters().n_kept(),
           .n_window_slots = 0,
-          .table_slots = plan.clusters.n_kept()};
+          .table_slots = plan.of_clusters().n_kept()};
 }
 
 Result<KeptEntries> KeptEntries::Create(Device& device, const KvPlan& plan, uint32_t n_layers) {

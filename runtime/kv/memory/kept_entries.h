@@ -22,7 +22,7 @@ class KeptEntries {
   // Empty. The plan must outlive it.
   explicit KeptEntries(const KvPlan& plan) : plan_(&plan) {}
   static Result<KeptEntries> Create(Device& device, const KvPlan& plan, uint32_t n_layers);
-  // Of a layer: ClusterPlan::n_kept places for each stream.
+  // Of a layer: ClustersPlan::n_kept places for each stream.
   static SlotShape ShapeOf(const KvPlan& plan);
 
   SlotSource source(uint32_t layer) const {
@@ -44,7 +44,7 @@ class KeptEntries {
   };
 
   uint64_t Offset(uint32_t stream, uint32_t place) const {
-    return (uint64_t{stream} * plan_->clusters.n_kept() + place) * plan_->record.size_bytes();
+    return (uint64_t{stream} * plan_->of_clusters().n_kept() + place) * plan_->record.size_bytes();
   }
 
   const KvPlan* plan_;

@@ -11,7 +11,8 @@
 namespace kvrun {
 
 uint64_t VaultListBytes(const KvPlan& plan) {
-  return RoundUp(uint64_t{plan.kept.most_entries} * plan.record.size_bytes(), SpillFile::kOffsetAlignment);
+  return RoundUp(uint64_t{plan.of_kept().most_entries} * plan.record.size_bytes(),
+                 SpillFile::kOffsetAlignment);
 }
 
 Result<KeptLists> KeptLists::Create(Device& device, const KvPlan& plan, uint32_t n_moments,
@@ -34,7 +35,7 @@ Status KeptLists::CreateSource(Device& device, KeptTier tier) {
     most = std::max(most, n);
   }
   if (n_places == 0) return Status::Ok();
-  source.shape = {.record = tier == KeptTier::kOriginal ? plan_->record : plan_->kept.low_record,
+  source.shape = {.record = tier == KeptTier::kOriginal ? plan_->record : plan_->of_kept().low_record,
                   .n_streams = plan_->n_streams,
                   .n_slots = n_places,
                   .n_window_slots = 0,

@@ -69,7 +69,7 @@ Status SlotBuffers::FlushFetched(std::span<const GroupFetch> fetches) const {
 }
 
 SlotShape KvSlots::Shape(uint32_t n_slots, uint32_t n_needed) const {
-  return {.record = plan_.slot_record,
+  return {.record = plan_.slots.record,
           .n_streams = plan_.n_streams,
           .n_slots = n_slots,
           .n_window_slots = 0,
@@ -86,19 +86,19 @@ Status KvSlots::Make() {
 
 Status KvSlots::MakeAll() {
   const ReplacementPolicy* policy = nullptr;
-  if (!plan_.policy.empty()) {
-    KVRUN_ASSIGN_OR_RETURN(policy, FindReplacementPolicy(plan_.policy));
+  if (!plan_.slots.policy.empty()) {
+    KVRUN_ASSIGN_OR_RETURN(policy, FindReplacementPolicy(plan_.slots.policy));
   }
-  for (uint32_t i = 0; i < n_layers_ && plan_.n_own_slots() > 0; ++i) {
+  for (uint32_t i = 0; i < n_layers_ && plan_.n_own_slots(0) > 0; ++i) {
     KVRUN_ASSIGN_OR_RETURN(SlotBuffers own, SlotBuffers::Create(device_, own_shape(i)));
     own_.push_back(std::move(own));
   }
   for (uint32_t i = 0; i < plan_.pool_parts(); ++i) {
-    KVRUN_ASSIGN_OR_RETURN(SlotBuffers part,
-                           SlotBuffers::Create(device_, Shape(plan_.n_pool_slots, plan_.n_pool_slots)));
+    KVRUN_ASSIGN_OR_RETURN(SlotBuffers part, SlotBuffers::Create(device_, Shape(plan_.slots.n_pool_slots,
+                                                                                plan_.slots.n_pool_slots)));
     parts_.push_back(std::move(part));
   }
-  for (uint32_t i = 0; i < n_layers_ && policy != nullptr && plan_.n_own_slots() > 0; ++i) {
+  for (uint32_t i = 0; i < n_layers_ && policy != nullptr && plan_.n_own_slots(0) > 0; ++i) {
     caches_.insert(caches_.end(), plan_.n_streams, SlotCache(plan_.slot_cache_shape(i), policy));
   }
   is_made_ = true;

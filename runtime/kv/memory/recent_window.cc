@@ -24,11 +24,11 @@ Result<RecentWindow> RecentWindow::Create(Device& device, const KvPlan& plan, ui
 }
 
 SlotShape RecentWindow::shape() const {
-  return {.record = plan_->window_record,
+  return {.record = plan_->window.record,
           .n_streams = plan_->n_streams,
-          .n_slots = plan_->n_window_records(),
+          .n_slots = plan_->window.n_records(),
           .n_window_slots = n_slots(),
-          .table_slots = plan_->n_window_records()};
+          .table_slots = plan_->window.n_records()};
 }
 
 bool RecentWindow::Holds(uint32_t sequence, uint32_t length, uint32_t group) const {
@@ -44,7 +44,7 @@ Result<std::span<const std::byte>> RecentWindow::Read(uint32_t layer, uint32_t s
 
 Status RecentWindow::Restore(uint32_t layer, uint32_t stream, uint32_t group,
                              std::span<const std::byte> stored) {
-  TranscodeRecord(plan_->record, stored, plan_->window_record, Record(layer, stream, group));
+  TranscodeRecord(plan_->record, stored, plan_->window.record, Record(layer, stream, group));
   return layers_[layer].records->Flush(Offset(stream, group), record_bytes());
 }
 
@@ -52,10 +52,10 @@ Status RecentWindow::PutExact(uint32_t layer, uint32_t stream, uint32_t group,
                               std::span<const std::byte> record, std::span<const std::byte> stored) {
   const uint64_t offset = ExactOffset(stream, group);
   const std::span<std::byte> to = layers_[layer].records->host().subspan(offset, record_bytes());
-  TranscodeRecord(plan_->record, stored, plan_->window_record, to);
+  TranscodeRecord(plan_->record, stored, plan_->window.record, to);
   for (uint32_t entry = 0; entry < group_tokens(); ++entry) {
-    if (group * group_tokens() + entry >= plan_->n_exact_entries) break;
-    CopyEntry(plan_->window_record, record, entry, plan_->window_record, to, entry);
+    if (group * group_tokens() + entry >= plan_->window.n_exact_entries) break;
+    CopyEntry(plan_->window.record, record, entry, plan_->window.record, to, entry);
   }
   return layers_[layer].records->Flush(offset, record_bytes());
 }
@@ -78,15 +78,15 @@ Status RecentWindow::Shift(uint32_t layer, uint32_t sequence, std::span<const fl
   for (uint32_t head = 0; head < heads(); ++head) {
     const std::span<const float> of_head = shifts.subspan(head * of_stream, of_stream);
     const uint64_t first = ExactOffset(sequence * heads() + head, 0);
-    for (uint32_t i = 0; i < plan_->n_window_records(); ++i) {
-      ShiftRecord(plan_->window_record, of_head,
+    for (uint32_t i = 0; i < plan_->window.n_records(); ++i) {
+      ShiftRecord(plan_->window.record, of_head,
                   records.host().subspan(first + i * record_bytes(), record_bytes()));
     }
     if (!prefilled_ || prefilled_->sequence != sequence) continue;
     const uint64_t n_kept = prefilled_->end - prefilled_->first;
     const uint64_t first_kept = (uint64_t{layer} * heads() + head) * n_kept;
     for (uint64_t i = 0; i < n_kept; ++i) {
-      ShiftRecord(plan_->window_record, of_head,
+      ShiftRecord(plan_->window.record, of_head,
                   std::span(prefilled_->records).subspan((first_kept + i) * record_bytes(), record_bytes()));
     }
   }
@@ -151,12 +151,12 @@ Status RecentWindow::UndoPrefill() {
 }
 
 Status RecentWindow::Round(uint32_t layer, uint32_t stream, uint32_t position) {
-  if (is_exact() || position < plan_->n_exact_entries) return Status::Ok();
+  if (is_exact() || position < plan_->window.n_exact_entries) return Status::Ok();
   Buffer& records = *layers_[layer].records;
   const uint32_t group = position / group_tokens();
   const uint64_t offset = Offset(stream, group);
   KVRUN_RETURN_IF_ERROR(records.Invalidate(offset, record_bytes()));
-  RoundEntry(plan_->window_record, plan_->record, position % group_tokens(), Record(layer, stream, group));
+  RoundEntry(plan_->window.record, plan_->record, position % group_tokens(), Record(layer, stream, group));
   return records.Flush(offset, record_bytes());
 }
 
@@ -166,7 +166,7 @@ Status RecentWindow::BeginEntry(uint32_t layer, uint32_t stream, uint32_t positi
     KVRUN_RETURN_IF_ERROR(Round(layer, stream, position - exact_entries()));
   }
   Buffer& buffer = *layers_[layer].table;
-  const uint64_t words = 2 + uint64_t{plan_->n_window_records()};
+  const uint64_t words = 2 + uint64_t{plan_->window.n_records()};
   const std::span<uint32_t> table = Words(buffer).subspan(stream * words, words);
   const uint32_t last = position / group_tokens();
   const uint32_t n_exact = std::min(first, n_exact_groups());

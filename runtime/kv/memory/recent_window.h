@@ -3,9 +3,10 @@
 // layer. What is recent gets much of the attention: stored in few bits it costs several times what all older
 // entries together do (docs/decisions/kv-cache.md, "The newest entries stay exact").
 //
-// Entries other than the newest KvPlan::exact_entries() are rounded to what their stored records hold,
-// wherever they lie. Not the first KvPlan::n_exact_entries: the groups that hold them
-// (KvPlan::n_exact_groups) have records in front of the ring, and are attended to there once they leave it.
+// Entries other than the newest KvWindowPlan::exact_entries() are rounded to what their stored records hold,
+// wherever they lie. Not the first KvWindowPlan::n_exact_entries: the groups that hold them
+// (KvWindowPlan::n_exact_groups) have records in front of the ring, and are attended to there once they leave
+// it.
 //
 // Threads: one at a time.
 #pragma once
@@ -76,22 +77,22 @@ class RecentWindow {
   };
 
   uint32_t heads() const { return plan_->n_streams / plan_->n_sequences; }
-  uint32_t n_slots() const { return plan_->n_window_slots; }
-  uint32_t group_tokens() const { return plan_->window_record.group_tokens; }
-  uint64_t record_bytes() const { return plan_->window_record.size_bytes(); }
+  uint32_t n_slots() const { return plan_->window.n_slots; }
+  uint32_t group_tokens() const { return plan_->window.record.group_tokens; }
+  uint64_t record_bytes() const { return plan_->window.record.size_bytes(); }
   uint64_t Offset(uint32_t stream, uint32_t group) const {
-    return (uint64_t{stream} * plan_->n_window_records() + n_exact_groups() + group % n_slots()) *
+    return (uint64_t{stream} * plan_->window.n_records() + n_exact_groups() + group % n_slots()) *
            record_bytes();
   }
   uint64_t ExactOffset(uint32_t stream, uint32_t group) const {
-    return (uint64_t{stream} * plan_->n_window_records() + group) * record_bytes();
+    return (uint64_t{stream} * plan_->window.n_records() + group) * record_bytes();
   }
-  uint32_t n_exact_groups() const { return plan_->n_exact_groups; }
+  uint32_t n_exact_groups() const { return plan_->window.n_exact_groups; }
   std::span<std::byte> Record(uint32_t layer, uint32_t stream, uint32_t group) const {
     return layers_[layer].records->host().subspan(Offset(stream, group), record_bytes());
   }
-  uint32_t exact_entries() const { return plan_->exact_entries(); }
-  bool is_exact() const { return plan_->window_record == plan_->record; }
+  uint32_t exact_entries() const { return plan_->window.exact_entries(); }
+  bool is_exact() const { return plan_->window.record == plan_->record; }
   Status Round(uint32_t layer, uint32_t stream, uint32_t position);
 
   struct Prefill {

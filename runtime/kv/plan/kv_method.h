@@ -51,7 +51,7 @@ struct KvDefaults {
   uint32_t static_steps = 0;
   // Where a budget alone says how much is selected, it may be more than has slots (KvOptions::hide).
   bool may_select_more_than_slots = false;
-  bool follows_layer_shares = false;  // KvPlan::layer_extra, where an adapter's file has shares
+  bool follows_layer_shares = false;  // KvPlan::layers, where an adapter's file has shares
   // Groups are chosen by their mass, where heads' scores are made softmaxes.
   bool goes_by_mass = false;
 };

@@ -11,123 +11,124 @@ uint64_t Sum(const std::vector<KvPart>& parts, bool KvPart::*counts) {
   return bytes;
 }
 
+bool ChoosesLess(const KvLayerPlan& a, const KvLayerPlan& b) { return a.n_chosen < b.n_chosen; }
+
+// The family's answer.
+template <typename Answer>
+auto Ask(const KvPlan& plan, const Answer& answer) {
+  return std::visit(answer, plan.family);
+}
+
 }  // namespace
 
-bool KeepsRecordsInMemory(const KvOptions& options) {
-  const KvType k_type = options.k_type.value_or(options.v_type.value_or(KvType::kF16));
-  return k_type != options.v_type.value_or(k_type) || (k_type != KvType::kF16 && k_type != KvType::kF32);
+void KvPlan::SetCounts(uint32_t n_chosen, uint32_t n_cache_slots) {
+  choice.n_chosen = n_chosen;
+  slots.n_cache_slots = n_cache_slots;
+  layers.assign(layers.size(), {n_chosen, n_cache_slots});
+  has_layer_shares = false;
 }
 
-std::string_view KvTypeName(KvType type) {
-  switch (type) {
-    case KvType::kF16: return "f16";
-    case KvType::kF32: return "f32";
-    case KvType::kFp8: return "fp8";
-    case KvType::kInt8: return "int8";
-    case KvType::kInt4: return "int4";
-  }
-  return "unknown";
+uint32_t KvPlan::least_chosen() const {
+  return std::min_element(layers.begin(), layers.end(), ChoosesLess)->n_chosen;
 }
 
-std::string_view HeadReductionName(HeadReduction reduction) {
-  switch (reduction) {
-    case HeadReduction::kSum: return "sum";
-    case HeadReduction::kSoftmax: return "softmax";
-    case HeadReduction::kGqa: return "gqa";
-    case HeadReduction::kPerKvHead: return "per-kv-head";
-  }
-  return "unknown";
+uint32_t KvPlan::most_chosen() const {
+  return std::max_element(layers.begin(), layers.end(), ChoosesLess)->n_chosen;
 }
 
-std::string_view ClusterLayoutName(ClusterLayout layout) {
-  switch (layout) {
-    case ClusterLayout::kDualHead: return "dual-head";
-    case ClusterLayout::kCluster: return "cluster";
-    case ClusterLayout::kSequence: return "sequence";
-  }
-  return "unknown";
+uint32_t KvPlan::n_own_slots(uint32_t layer) const {
+  const uint32_t n = layers[layer].n_cache_slots;
+  const bool have_slots = Ask(*this, [](const auto& own) { return own.exact_groups_have_slots(); });
+  return have_slots ? n : n - std::min(slots.n_cache_slots, window.n_exact_chosen);
 }
 
-std::string_view ClusterUpdateName(ClusterUpdate update) {
-  switch (update) {
-    case ClusterUpdate::kAdaptive: return "adaptive";
-    case ClusterUpdate::kStatic: return "static";
-    case ClusterUpdate::kLocal: return "local";
-  }
-  return "unknown";
+uint32_t KvPlan::n_stored_groups() const {
+  return Ask(*this, [](const auto& own) { return own.lays_pages(); }) ? 2 * n_groups() : n_groups();
 }
 
-std::string_view KeptSharesName(KeptShares shares) {
-  switch (shares) {
-    case KeptShares::kEven: return "even";
-    case KeptShares::kHeads: return "heads";
-    case KeptShares::kLayers: return "layers";
-  }
-  return "unknown";
+uint32_t KvPlan::n_total() const {
+  return std::max(choice.n_chosen, Ask(*this, [](const auto& own) { return own.n_total(); }));
 }
 
-std::string_view KeptPrecisionsName(KeptPrecisions precisions) {
-  switch (precisions) {
-    case KeptPrecisions::kBytes: return "bytes";
-    case KeptPrecisions::kEntries: return "entries";
-    case KeptPrecisions::kOriginal: return "original";
-    case KeptPrecisions::kQuantised: return "quantised";
-  }
-  return "unknown";
+CandidatePlan KvPlan::candidates() const {
+  return Ask(*this, [](const auto& own) { return own.candidate_groups(); });
 }
 
-std::string_view AttentionMomentsName(AttentionMoments moments) {
-  switch (moments) {
-    case AttentionMoments::kKeys: return "keys";
-    case AttentionMoments::kRows: return "rows";
-  }
-  return "unknown";
+const ReadingPlan* KvPlan::reading() const {
+  return Ask(*this, [](const auto& own) { return own.decided_by(); });
 }
 
-double FlashTimes::ReadMicroseconds(uint64_t bytes) const {
-  constexpr double kBlockBytes = 4096.0;
-  const double rate = bytes_per_s > 0.0 ? bytes_per_s : reads_per_s * kBlockBytes;
-  return 1e6 * std::max(1.0 / reads_per_s, static_cast<double>(bytes) / rate);
+bool KvPlan::has_slot_biases() const {
+  return slots.record.has_positions || n_statics() > 0 || choice.n_sampled > 0;
+}
+
+uint32_t KvPlan::told_tokens() const { return n_statics() > 0 ? 1 : record.group_tokens; }
+
+uint32_t KvPlan::records_per_extent() const {
+  return Ask(*this, [this](const auto& own) { return own.records_per_extent(*this); });
+}
+
+uint32_t KvPlan::n_record_ids() const {
+  return records_per_extent() * Ask(*this, [this](const auto& own) { return own.n_extents(*this); });
+}
+
+uint32_t KvPlan::n_choosable() const {
+  return Ask(*this, [this](const auto& own) { return own.n_choosable(*this); });
+}
+
+uint32_t KvPlan::EntriesOfSlots(uint32_t n_slots) const {
+  return Ask(*this, [this, n_slots](const auto& own) { return own.EntriesOfSlots(*this, n_slots); });
+}
+
+uint32_t KvPlan::selected_entries() const {
+  return Ask(*this, [this](const auto& own) { return own.selected_entries(*this); });
+}
+
+uint32_t KvPlan::sink_entries() const {
+  return Ask(*this, [this](const auto& own) { return own.sink_entries(*this); });
+}
+
+StaticShare KvPlan::static_share() const {
+  return Ask(*this, [](const auto& own) { return own.static_share(); });
+}
+
+uint32_t KvPlan::n_statics() const {
+  return Ask(*this, [](const auto& own) { return own.n_statics(); });
+}
+
+uint32_t KvPlan::most_statics() const {
+  return Ask(*this, [](const auto& own) { return own.most_statics(); });
+}
+
+uint32_t KvPlan::observed_rows() const {
+  return Ask(*this, [](const auto& own) { return own.most_observed(); });
+}
+
+bool KvPlan::samples_rows() const {
+  return Ask(*this, [](const auto& own) { return own.observes_samples(); });
+}
+
+bool KvPlan::needs_queries() const {
+  return Ask(*this, [](const auto& own) { return own.needs_queries(); });
+}
+
+bool KvPlan::has_int4() const {
+  const KvRecordShape low = Ask(*this, [](const auto& own) { return own.lowered_record(); });
+  const KvType types[] = {record.k_type, record.v_type, low.k_type, low.v_type};
+  return std::find(std::begin(types), std::end(types), KvType::kInt4) != std::end(types);
+}
+
+bool KvPlan::has_rows_file() const {
+  return Ask(*this, [](const auto& own) { return own.has_rows_file(); });
 }
 
 uint64_t KvPlan::prefill_bytes() const { return Sum(parts, &KvPart::in_prefill); }
 
 uint64_t KvPlan::decode_bytes() const { return Sum(parts, &KvPart::in_decode); }
 
-uint32_t KvPlan::n_choosable() const {
-  if (extents_are_groups()) return n_groups();
-  // Each cluster leaves one record unfilled at most.
-  const uint64_t slot_tokens = slot_record.group_tokens;
-  return static_cast<uint32_t>((n_ctx + clusters.n_clusters * (slot_tokens - 1)) / slot_tokens);
-}
-
-uint32_t KvPlan::EntriesOfSlots(uint32_t n_slots) const {
-  const uint64_t most = uint64_t{n_slots} * slot_record.group_tokens;
-  if (extents_are_groups()) return static_cast<uint32_t>(std::min<uint64_t>(most, n_ctx));
-  if (n_slots == n_choosable()) return n_ctx;
-  const double filled = 1.0 / (1.0 + (slot_record.group_tokens - 1) / (2.0 * clusters.mean_entries));
-  return static_cast<uint32_t>(
-      std::min(static_cast<double>(most) * filled + 0.5, static_cast<double>(n_ctx)));
-}
-
-uint32_t KvPlan::least_chosen() const {
-  if (layer_extra.empty()) return n_chosen;
-  return n_chosen + static_cast<uint32_t>(*std::min_element(layer_extra.begin(), layer_extra.end()));
-}
-
-uint32_t KvPlan::most_chosen() const {
-  if (layer_extra.empty()) return n_chosen;
-  return n_chosen + static_cast<uint32_t>(*std::max_element(layer_extra.begin(), layer_extra.end()));
-}
-
-uint32_t KvPlan::selected_entries() const {
-  if (!extents_are_groups()) return EntriesOfSlots(n_chosen);
-  return (n_chosen - n_pinned) * record.group_tokens + statics.n_entries;
-}
-
-std::vector<std::string> KvPlan::AllNotes() const {
-  std::vector<std::string> all = notes;
-  all.insert(all.end(), details.begin(), details.end());
+std::vector<std::string> KvNotes::All() const {
+  std::vector<std::string> all = for_people;
+  all.insert(all.end(), for_experts.begin(), for_experts.end());
   return all;
 }
 

@@ -7,6 +7,7 @@
 
 #include "platform/base/units.h"
 #include "runtime/kv/clusters/sequence_clusters.h"
+#include "runtime/kv/plan/kv_names.h"
 #include "runtime/kv/planner/describe_plan.h"
 #include "runtime/kv/planner/kv_family.h"
 #include "runtime/kv/planner/kv_plan_clusters.h"
@@ -44,29 +45,31 @@ Status CheckClusters(const KvPlan& plan, std::optional<uint32_t> n_chosen) {
         "the KV method {} takes at most {} sequences of a model with {} KV heads, not {}", plan.method.name,
         KVRUN_MAX_STEP_TOKENS / plan.heads_per_sequence(), plan.heads_per_sequence(), plan.n_sequences));
   }
-  if (plan.clusters.n_clusters > kMostClusters) {
+  if (plan.of_clusters().n_clusters > kMostClusters) {
     return InvalidClusters(
         fmt::format("there would be {} clusters of {} entries on average, and there can be {}: raise "
                     "--kv-cluster, or shorten the context",
-                    plan.clusters.n_clusters, plan.clusters.mean_entries, kMostClusters));
+                    plan.of_clusters().n_clusters, plan.of_clusters().mean_entries, kMostClusters));
   }
-  if (uint64_t{plan.clusters.n_clusters} * plan.clusters.max_entries < plan.n_ctx) {
+  if (uint64_t{plan.of_clusters().n_clusters} * plan.of_clusters().max_entries < plan.n_ctx) {
     return InvalidClusters(
         fmt::format("the index would have room for {} clusters of up to {} entries, and the context has {}: "
                     "raise --kv-cluster-room or --kv-cluster-max, or shorten the context",
-                    plan.clusters.n_clusters, plan.clusters.max_entries, plan.n_ctx));
+                    plan.of_clusters().n_clusters, plan.of_clusters().max_entries, plan.n_ctx));
   }
-  if (n_chosen && *n_chosen < plan.records_per_cluster()) {
+  if (n_chosen && *n_chosen < plan.records_per_extent()) {
     return InvalidClusters(
         fmt::format("a cluster of up to {} entries takes {} slots, and {} would be selected: raise "
                     "--kv-select, or lower --kv-cluster-max",
-                    plan.clusters.max_entries, plan.records_per_cluster(), *n_chosen));
+                    plan.of_clusters().max_entries, plan.records_per_extent(), *n_chosen));
   }
   return Status::Ok();
 }
 
 class Clusters final : public KvFamily {
  public:
+  void Begin(KvPlan& plan) const override { plan.family = ClustersPlan{}; }
+
   Status CheckOptions(const KvOptions& options) const override {
     if (!options.heads || *options.heads == HeadReduction::kPerKvHead) return Status::Ok();
     return {StatusCode::kInvalidArgument,
@@ -78,7 +81,7 @@ class Clusters final : public KvFamily {
   std::vector<uint32_t> Sizes(const PlanDraft& draft) const override {
     if (draft.options.cluster_entries) return {*draft.options.cluster_entries};
     const double share =
-        static_cast<double>(draft.plan.budget_bytes) / static_cast<double>(draft.plan.full_bytes);
+        static_cast<double>(draft.plan.budget.bytes) / static_cast<double>(draft.plan.budget.full_bytes);
     std::vector<uint32_t> sizes = {24, 32, 48, 64};
     if (share >= kLeastShareOfSmallClusters) sizes.insert(sizes.begin(), 16);
     return sizes;
@@ -97,8 +100,8 @@ class Clusters final : public KvFamily {
 
   uint32_t SlotsOf(const KvPlan& plan, uint32_t entries) const override {
     if (entries >= plan.n_ctx) return plan.n_choosable();
-    const uint32_t slot_tokens = plan.slot_record.group_tokens;
-    const double unfilled = 1.0 + (slot_tokens - 1) / (2.0 * plan.clusters.mean_entries);
+    const uint32_t slot_tokens = plan.slots.record.group_tokens;
+    const double unfilled = 1.0 + (slot_tokens - 1) / (2.0 * plan.of_clusters().mean_entries);
     return std::min(plan.n_choosable(), static_cast<uint32_t>(entries * unfilled / slot_tokens));
   }
   uint32_t LeastEntries(const PlanDraft& draft) const override { return LeastSelected(draft); }
@@ -106,7 +109,7 @@ class Clusters final : public KvFamily {
   uint32_t LeastChosen(const PlanDraft& draft) const override {
     const KvPlan& plan = draft.plan;
     const uint32_t least = draft.fills_budget() ? SlotsOf(plan, LeastEntries(draft)) : 0;
-    return std::min(std::max(least, plan.records_per_cluster()), plan.n_choosable());
+    return std::min(std::max(least, plan.records_per_extent()), plan.n_choosable());
   }
   bool pools_small_selections() const override { return true; }
 
@@ -118,7 +121,9 @@ class Clusters final : public KvFamily {
     SetSlots(draft, n_chosen, n_cache_slots, plan);
   }
   // In no cluster.
-  void SetExactGroups(KvPlan& plan) const override { plan.n_exact_groups = plan.clusters.n_sinks; }
+  void SetExactGroups(KvPlan& plan) const override {
+    plan.window.n_exact_groups = plan.of_clusters().n_sinks;
+  }
 
   void SizeParts(const KvSizeInput& input, KvPlan& plan) const override;
   uint64_t PromptBytes(const KvSizeInput& input, const KvPlan& plan) const override {
@@ -130,7 +135,7 @@ class Clusters final : public KvFamily {
   uint64_t ImageBytes(const KvPlan& plan) const override { return ClusterImageBytes(plan); }
 
   std::string Describe(const KvPlan& plan) const override {
-    const ClusterPlan& clusters = plan.clusters;
+    const ClustersPlan& clusters = plan.of_clusters();
     std::string text = DescribeOnFlash(
         plan,
         fmt::format(" in clusters of {} on average, {} at most ({} sinks, up to {} pending),",
@@ -148,16 +153,16 @@ class Clusters final : public KvFamily {
 void Clusters::SettleShape(uint32_t sinks, PlanDraft& draft) {
   const KvOptions& options = draft.options;
   KvPlan& plan = draft.plan;
-  ClusterPlan& clusters = plan.clusters;
-  plan.slot_record.has_positions = true;
+  ClustersPlan& clusters = plan.of_clusters();
+  plan.slots.record.has_positions = true;
   plan.record.group_tokens = 1;
   clusters.n_sinks = std::min(sinks, plan.n_ctx);
   clusters.mean_entries = draft.size;
   uint32_t most = std::min(kMeansOfLargestCluster * clusters.mean_entries, kMostClusterEntries);
   // A selection ends before the first cluster that does not fit: any one has to.
   if (options.select_entries) {
-    const uint32_t slots = *options.select_entries / plan.slot_record.group_tokens;
-    most = std::min(most, slots * plan.slot_record.group_tokens);
+    const uint32_t slots = *options.select_entries / plan.slots.record.group_tokens;
+    most = std::min(most, slots * plan.slots.record.group_tokens);
   }
   clusters.max_entries = std::max(options.max_cluster_entries.value_or(most), kLeastMaxClusterEntries);
   const uint32_t mean = std::min(clusters.mean_entries, clusters.max_entries);
@@ -184,24 +189,25 @@ void Clusters::SizeParts(const KvSizeInput& input, KvPlan& plan) const {
   AddPart("index", ScaleBytes(input, plan) + CentroidIndexBytes(input, plan), plan);
   AddSlotParts(input, plan);
   // A window lies nowhere else.
-  AddTails(input, plan.n_window_slots, plan);
+  AddTails(input, plan.window.n_slots, plan);
   AddTables(input, ClusterListBytes(plan), plan);
   AddPart("clusters", ClusterBytes(input, plan), plan);
   AddPart("kept", KeptBytes(input, plan), plan);
-  const bool in_sequence = plan.clusters.layout == ClusterLayout::kSequence;
+  const bool in_sequence = plan.of_clusters().layout == ClusterLayout::kSequence;
   const uint64_t of_a_stream = in_sequence ? plan.n_stored_groups() * kChecksumBytes
-                                           : plan.clusters.n_clusters * kClusterChecksumBytes;
-  const uint64_t of_rows = plan.clusters.rows_on_flash ? RowStore::kBytesOfList : 0;
+                                           : plan.of_clusters().n_clusters * kClusterChecksumBytes;
+  const uint64_t of_rows = plan.of_clusters().rows_on_flash ? RowStore::kBytesOfList : 0;
   AddPart("checksums", uint64_t{input.model.n_layers} * plan.n_streams * (of_a_stream + of_rows), plan);
   if (in_sequence) AddPart("sequence", SequenceClusters::MapBytes(plan, input.model.n_layers), plan);
-  const uint64_t n_clusters = plan.clusters.n_clusters;
+  const uint64_t n_clusters = plan.of_clusters().n_clusters;
   // Clusters are scored for their weight, too.
   AddPart("scores",
           RowScoreBytes(input, plan, n_clusters * plan.index.rows()) + plan.n_streams * n_clusters * 8 +
-              ChoiceListBytes(input, plan),
+              ChoiceListBytes(plan),
           plan);
-  plan.row_staging_bytes = RowStagingBytes(input, plan);
-  AddStaging(input, plan.slot_record.size_bytes() * plan.records_per_cluster(), kStagedClusters, plan);
+  plan.of_clusters().row_staging_bytes = RowStagingBytes(input, plan);
+  AddStaging(input, plan.slots.record.size_bytes() * plan.records_per_extent(), kStagedClusters, plan,
+             plan.of_clusters().row_staging_bytes);
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include "platform/base/units.h"
+#include "runtime/kv/plan/kv_names.h"
 #include "runtime/kv/planner/kv_family.h"
 #include "runtime/kv/planner/kv_plan_reading.h"
 
@@ -10,8 +11,9 @@ namespace kvrun {
 
 std::string DescribePlan(const KvPlan& plan) {
   const std::string budget =
-      plan.budget_bytes == UINT64_MAX ? "no budget" : "budget " + FormatBytes(plan.budget_bytes);
-  const double part = 100.0 * static_cast<double>(plan.decode_bytes()) / static_cast<double>(plan.full_bytes);
+      plan.budget.bytes == UINT64_MAX ? "no budget" : "budget " + FormatBytes(plan.budget.bytes);
+  const double part =
+      100.0 * static_cast<double>(plan.decode_bytes()) / static_cast<double>(plan.budget.full_bytes);
   std::string text =
       fmt::format("{}: {} in decoding ({:.1f} % of f16), {} in prefill, {}; K {}, V {}", plan.method.name,
                   FormatBytes(plan.decode_bytes()), part, FormatBytes(plan.prefill_bytes()), budget,
@@ -22,43 +24,45 @@ std::string DescribePlan(const KvPlan& plan) {
 
 std::string DescribeOnFlash(const KvPlan& plan, const std::string& extents) {
   const auto entries = [&plan](uint32_t n_some) { return plan.EntriesOfSlots(n_some); };
-  std::string text = plan.n_chosen == plan.n_choosable()
+  std::string text = plan.choice.n_chosen == plan.n_choosable()
                          ? fmt::format("; all {} entries", plan.n_ctx)
-                         : fmt::format("; {} of {} entries", entries(plan.n_chosen), plan.n_ctx);
-  if (!plan.layer_extra.empty()) {
+                         : fmt::format("; {} of {} entries", entries(plan.choice.n_chosen), plan.n_ctx);
+  if (plan.has_layer_shares) {
     text += fmt::format(" on average, {} to {} by layer", entries(plan.least_chosen()),
                         entries(plan.most_chosen()));
   }
-  if (plan.reuse_limits_selection) {
-    text += fmt::format(" (no more, as the reuse buffer was given {} groups)", plan.n_cache_slots);
+  if (plan.choice.is_limited_by_reuse) {
+    text += fmt::format(" (no more, as the reuse buffer was given {} groups)", plan.slots.n_cache_slots);
   }
-  if (plan.n_usual > 0) text += fmt::format(" at most, {} at first", entries(plan.n_usual));
-  if (plan.reading) text += DescribeReading(plan);
-  if (!plan.reading && plan.is_limited_by_attention)
+  if (plan.choice.n_usual > 0) text += fmt::format(" at most, {} at first", entries(plan.choice.n_usual));
+  if (plan.reading() != nullptr) text += DescribeReading(plan);
+  if (plan.reading() == nullptr && plan.choice.is_limited_by_attention)
     text += " (as many as are worth the time that attention takes)";
-  if (plan.limits_reads() && !plan.reading)
-    text += fmt::format(" (a layer reads {:.3g} groups a token)", plan.reads_per_layer);
-  text += extents + fmt::format(" and a window of {}", plan.window_entries);
-  if (!plan.policy.empty()) {
-    const std::string cached =
-        plan.n_cache_slots == plan.n_choosable() ? "all" : fmt::format("{}", entries(plan.n_cache_slots));
-    text += fmt::format(", {} in the cache ({})", cached, plan.policy);
-    if (plan.n_pool_slots > 0) {
-      text += fmt::format(", a pool of {} x {} for the rest", plan.pool_parts(), entries(plan.n_pool_slots));
+  if (plan.limits_reads() && plan.reading() == nullptr)
+    text += fmt::format(" (a layer reads {:.3g} groups a token)", plan.slots.reads_per_layer);
+  text += extents + fmt::format(" and a window of {}", plan.window.n_entries);
+  if (!plan.slots.policy.empty()) {
+    const std::string cached = plan.slots.n_cache_slots == plan.n_choosable()
+                                   ? "all"
+                                   : fmt::format("{}", entries(plan.slots.n_cache_slots));
+    text += fmt::format(", {} in the cache ({})", cached, plan.slots.policy);
+    if (plan.slots.n_pool_slots > 0) {
+      text += fmt::format(", a pool of {} x {} for the rest", plan.pool_parts(),
+                          entries(plan.slots.n_pool_slots));
     }
   }
   return text;
 }
 
 std::string DescribeScores(const KvPlan& plan) {
-  std::string text = fmt::format(", heads {}", HeadReductionName(plan.heads));
-  if (plan.mass_share > 0.0F) text += fmt::format(", to a mass of {}", plan.mass_share);
+  std::string text = fmt::format(", heads {}", HeadReductionName(plan.choice.heads));
+  if (plan.choice.mass_share > 0.0F) text += fmt::format(", to a mass of {}", plan.choice.mass_share);
   return text;
 }
 
 std::string DescribePrefill(const KvPlan& plan) {
-  return fmt::format("; prefill in tiles of {}{}", plan.prefill_tile_tokens,
-                     plan.spills_hidden ? ", hidden states on flash" : "");
+  return fmt::format("; prefill in tiles of {}{}", plan.prefill.tile_tokens,
+                     plan.prefill.spills_hidden ? ", hidden states on flash" : "");
 }
 
 }  // namespace kvrun

@@ -6,6 +6,7 @@
 #include <cmath>
 
 #include "platform/base/units.h"
+#include "runtime/kv/plan/kv_names.h"
 #include "runtime/kv/planner/describe_plan.h"
 #include "runtime/kv/planner/kv_family.h"
 #include "runtime/kv/planner/kv_plan_candidates.h"
@@ -40,7 +41,7 @@ uint64_t AdapterBytes(const KvSizeInput& input, const KvPlan& plan) {
 
 // Of two stages: the first one's queries and scores, the candidates, and, on the CPU, a copy of their rows.
 uint64_t CandidateBytes(const KvSizeInput& input, const KvPlan& plan) {
-  const CandidatePlan& candidates = plan.candidates;
+  const CandidatePlan& candidates = plan.of_groups().candidates;
   if (candidates.n_groups == 0) return 0;
   const uint64_t queries = uint64_t{plan.n_sequences} * input.model.n_kv_heads * plan.index.rank * 4;
   const uint64_t lists = plan.n_sequences * (candidates.n_groups + uint64_t{1}) * 4;
@@ -50,7 +51,7 @@ uint64_t CandidateBytes(const KvSizeInput& input, const KvPlan& plan) {
 
 uint64_t ScoreBytes(const KvSizeInput& input, const KvPlan& plan) {
   if (!plan.method.selects()) return 0;
-  const uint64_t chosen = ChoiceListBytes(input, plan);
+  const uint64_t chosen = ChoiceListBytes(plan);
   if (!plan.method.has_index()) return chosen;
   const uint64_t groups = uint64_t{plan.n_streams} * plan.n_groups() * 4;
   return RowScoreBytes(input, plan, uint64_t{plan.n_groups()} * plan.index.rows()) + groups + chosen +
@@ -83,6 +84,8 @@ Status CheckShares(const KvOptions& options) {
 
 class Groups final : public KvFamily {
  public:
+  void Begin(KvPlan& plan) const override { plan.family = GroupsPlan{}; }
+
   Status CheckOptions(const KvOptions& options) const override { return CheckShares(options); }
 
   std::vector<uint32_t> Sizes(const PlanDraft& draft) const override {
@@ -98,8 +101,8 @@ class Groups final : public KvFamily {
   Status Settle(PlanDraft& draft) const override;
 
   uint32_t SlotsOf(const KvPlan& plan, uint32_t entries) const override {
-    return static_cast<uint32_t>(
-        std::min<uint64_t>(uint64_t{plan.n_pinned} + entries / plan.record.group_tokens, plan.n_groups()));
+    return static_cast<uint32_t>(std::min<uint64_t>(
+        uint64_t{plan.choice.n_pinned} + entries / plan.record.group_tokens, plan.n_groups()));
   }
   uint32_t LeastEntries(const PlanDraft& draft) const override {
     return fills_window(draft) ? std::min(kLeastWindow, draft.plan.n_ctx) : LeastSelected(draft);
@@ -108,7 +111,7 @@ class Groups final : public KvFamily {
   uint32_t LeastChosen(const PlanDraft& draft) const override {
     const KvPlan& plan = draft.plan;
     return draft.fills_budget() ? SlotsOf(plan, std::max(LeastEntries(draft), plan.record.group_tokens))
-                                : std::min(plan.n_pinned + 1, plan.n_groups());
+                                : std::min(plan.choice.n_pinned + 1, plan.n_groups());
   }
   bool counts_entries(const KvPlan& plan) const override { return plan.method.counts_groups(); }
   // Without selected groups.
@@ -118,21 +121,21 @@ class Groups final : public KvFamily {
   }
   // Sources of two precisions leave none for a pool.
   bool needs_equal_capacity(const KvPlan& plan) const override {
-    return may_have_statics(plan) && plan.method.goes_by_score();
+    return plan.method.may_have_statics() && plan.method.goes_by_score();
   }
-  bool may_have_statics(const KvPlan& plan) const override { return plan.method.may_have_statics(); }
   uint32_t ChosenOf(const KvPlan& plan, uint32_t n_total) const override {
-    if (!may_have_statics(plan)) return n_total;
+    if (!plan.method.may_have_statics()) return n_total;
     KvPlan shared = plan;
-    ShareWithStatics(n_total, plan.statics.share.share, false, shared);
-    return shared.n_chosen;
+    ShareWithStatics(n_total, plan.of_groups().statics.share.share, false, shared);
+    return shared.choice.n_chosen;
   }
 
   void ShapeIndex(const PlanDraft& draft, const PlanRow& row, KvPlan& plan) const override;
   void SetCounts(const PlanDraft& draft, uint32_t n_chosen, uint32_t n_cache_slots,
                  KvPlan& plan) const override;
   void SetExactGroups(KvPlan& plan) const override {
-    plan.n_exact_groups = plan.n_exact_chosen = plan.method.selects() ? plan.n_pinned : UsualSinkGroups(plan);
+    plan.window.n_exact_groups = plan.window.n_exact_chosen =
+        plan.method.selects() ? plan.choice.n_pinned : UsualSinkGroups(plan);
   }
 
   void SizeParts(const KvSizeInput& input, KvPlan& plan) const override;
@@ -141,7 +144,7 @@ class Groups final : public KvFamily {
     if (!input.computes_adapter) return observed;
     const uint64_t dim = input.model.head_dim;
     uint64_t sums = (KeyColumns(input) + 1) * KeyColumns(input);
-    if (WeighsByQueries(plan.adapter_kind)) sums += input.model.n_kv_heads * (dim + 1) * dim;
+    if (WeighsByQueries(plan.adapter.kind)) sums += input.model.n_kv_heads * (dim + 1) * dim;
     return observed + sums * sizeof(float);
   }
   // Entries that stay in memory are chosen, or the layer's adapter is computed.
@@ -149,7 +152,7 @@ class Groups final : public KvFamily {
     const uint64_t statics = StaticPromptBytes(input, plan);
     if (!input.computes_adapter) return statics;
     return std::max(statics, SideBytes(input, plan, sizeof(float)) +
-                                 AdapterWorkBytes(plan.adapter_kind, input.model.n_kv_heads,
+                                 AdapterWorkBytes(plan.adapter.kind, input.model.n_kv_heads,
                                                   input.model.head_dim, plan.index.rank));
   }
   uint32_t projected_columns(const KvPlan& plan) const override {
@@ -172,14 +175,14 @@ Status Groups::Settle(PlanDraft& draft) const {
     return Status::Ok();
   }
   const uint32_t sinks = SinksOf(draft);
-  plan.n_pinned = static_cast<uint32_t>(
+  plan.choice.n_pinned = static_cast<uint32_t>(
       std::min<uint64_t>(CeilDiv(uint64_t{sinks}, uint64_t{plan.record.group_tokens}), plan.n_groups()));
   SettleChoice(sinks, "lru", draft);
   KVRUN_RETURN_IF_ERROR(SettleStatics(draft));
   if (plan.method.counts_groups()) {
     SettleCounts(plan.n_choosable(), draft);
   } else {
-    draft.n_chosen = draft.n_cache_slots = plan.n_pinned;
+    draft.n_chosen = draft.n_cache_slots = plan.choice.n_pinned;
   }
   KVRUN_RETURN_IF_ERROR(CheckChoice(draft.options, plan, draft.n_chosen));
   return CheckCounts(draft.options, plan, draft.n_chosen, draft.n_cache_slots);
@@ -188,7 +191,7 @@ Status Groups::Settle(PlanDraft& draft) const {
 // What is selected shares its entries with the static set.
 Status Groups::SettleStatics(PlanDraft& draft) {
   const KvOptions& options = draft.options;
-  StaticPlan& statics = draft.plan.statics;
+  StaticPlan& statics = draft.plan.of_groups().statics;
   const KvDefaults& defaults = draft.plan.method.defaults;
   double usual_share = draft.may_choose_statics() ? *defaults.static_share_of_budget : defaults.static_share;
   if (options.sample_entries.value_or(0) > 0) usual_share = 0.0;
@@ -233,7 +236,7 @@ void Groups::ShapeIndex(const PlanDraft& draft, const PlanRow& row, KvPlan& plan
   const uint32_t columns =
       defaults.rank_share ? static_cast<uint32_t>(key_dim * *defaults.rank_share) : key_dim / row.sigma;
   // Kinds that treat KV heads apart give each as many columns.
-  const uint32_t step = IsOfHeads(plan.adapter_kind) ? draft.model.n_kv_heads : 4;
+  const uint32_t step = IsOfHeads(plan.adapter.kind) ? draft.model.n_kv_heads : 4;
   index.rank = draft.options.rank.value_or(std::min(key_dim, RoundUp(std::max(columns, 1U), step)));
 }
 
@@ -241,18 +244,19 @@ void Groups::ShapeIndex(const PlanDraft& draft, const PlanRow& row, KvPlan& plan
 void Groups::SetCounts(const PlanDraft& draft, uint32_t n_chosen, uint32_t n_cache_slots,
                        KvPlan& plan) const {
   const bool has_all_slots = n_cache_slots == n_chosen;
-  plan.n_chosen = n_chosen;
-  if (may_have_statics(plan)) {
-    const bool is_asked =
-        draft.options.static_share && draft.options.select_entries && !plan.statics.share.by_prompt;
-    ShareWithStatics(n_chosen, plan.statics.share.share, is_asked, plan);
+  if (plan.method.may_have_statics()) {
+    const bool is_asked = draft.options.static_share && draft.options.select_entries &&
+                          !plan.of_groups().statics.share.by_prompt;
+    ShareWithStatics(n_chosen, plan.of_groups().statics.share.share, is_asked, plan);
+    n_chosen = plan.choice.n_chosen;
   }
-  SetSlots(draft, plan.n_chosen, has_all_slots ? plan.n_chosen : n_cache_slots, plan);
+  SetSlots(draft, n_chosen, has_all_slots ? n_chosen : n_cache_slots, plan);
   // Of an index whose first columns tell most.
-  const bool has_lists = plan.heads == HeadReduction::kPerKvHead;
-  if (!plan.method.has_adapters() || IsOfHeads(plan.adapter_kind) || has_lists || plan.n_sampled > 0) return;
-  plan.candidates =
-      PlanCandidates({.n_queries = plan.heads == HeadReduction::kSoftmax ? draft.model.n_heads : 1,
+  const bool has_lists = plan.choice.heads == HeadReduction::kPerKvHead;
+  if (!plan.method.has_adapters() || IsOfHeads(plan.adapter.kind) || has_lists || plan.choice.n_sampled > 0)
+    return;
+  plan.of_groups().candidates =
+      PlanCandidates({.n_queries = plan.choice.heads == HeadReduction::kSoftmax ? draft.model.n_heads : 1,
                       .n_kv_heads = draft.model.n_kv_heads,
                       .rank = plan.index.rank,
                       .group_tokens = plan.index.rows(),
@@ -272,13 +276,13 @@ void Groups::AddParts(const KvSizeInput& input, KvPlan& plan) {
   AddTables(input, all_groups, plan);
   AddPart("checksums", layers * plan.n_streams * plan.n_stored_groups() * kChecksumBytes, plan);
   AddPart("scores", ScoreBytes(input, plan), plan);
-  AddStaging(input, plan.slot_record.size_bytes(), kStagedRecords, plan);
+  AddStaging(input, plan.slots.record.size_bytes(), kStagedRecords, plan);
 }
 
 // With parts that have room for any share, where prompts say it.
 void Groups::SizeParts(const KvSizeInput& input, KvPlan& plan) const {
   AddParts(input, plan);
-  if (!plan.has_statics() || !plan.statics.share.by_prompt) return;
+  if (!plan.has_statics() || !plan.of_groups().statics.share.by_prompt) return;
   std::array<KvPlan, 2> ends = {plan, plan};
   for (const uint32_t share : {0, 1}) {
     ChangeStaticShare(share, ends[share]);
@@ -290,13 +294,14 @@ void Groups::SizeParts(const KvSizeInput& input, KvPlan& plan) const {
 std::string Groups::Describe(const KvPlan& plan) const {
   const auto entries = [&plan](uint32_t n_some) { return plan.EntriesOfSlots(n_some); };
   std::string extents =
-      fmt::format(" in groups of {} ({} pinned)", plan.record.group_tokens, entries(plan.n_pinned));
+      fmt::format(" in groups of {} ({} pinned)", plan.record.group_tokens, entries(plan.choice.n_pinned));
   if (plan.has_statics()) extents += DescribeStatics(plan);
-  if (plan.n_sampled > 0) extents += fmt::format(", {} more drawn at random", entries(plan.n_sampled));
+  if (plan.choice.n_sampled > 0)
+    extents += fmt::format(", {} more drawn at random", entries(plan.choice.n_sampled));
   std::string text = DescribeOnFlash(plan, extents);
   if (!plan.method.has_index()) return text + DescribePrefill(plan);
   text += fmt::format("; index {} x {}", plan.index.rank, KvTypeName(plan.index.type));
-  if (plan.method.has_adapters()) text += fmt::format(", {}", AdapterKindName(plan.adapter_kind));
+  if (plan.method.has_adapters()) text += fmt::format(", {}", AdapterKindName(plan.adapter.kind));
   return text + DescribeScores(plan) + DescribePrefill(plan);
 }
 

@@ -16,6 +16,8 @@ constexpr uint32_t kLeastKept = 16;  // of a list: as many as the smallest windo
 
 class Kept final : public KvFamily {
  public:
+  void Begin(KvPlan& plan) const override { plan.family = KeptPlan{}; }
+
   // Entries by themselves, of each KV head.
   Status Settle(PlanDraft& draft) const override {
     const KvOptions& options = draft.options;
@@ -24,10 +26,10 @@ class Kept final : public KvFamily {
     plan.record.group_tokens = 1;
     plan.record.n_heads = 1;
     plan.n_streams = plan.n_sequences * draft.model.n_kv_heads;
-    plan.slot_record = plan.record;
-    plan.kept.shares = options.kept_shares.value_or(KeptShares::kEven);
-    plan.kept.precisions = options.kept_precisions.value_or(KeptPrecisions::kBytes);
-    plan.kept.moments = options.attention_moments.value_or(AttentionMoments::kKeys);
+    plan.slots.record = plan.record;
+    plan.of_kept().shares = options.kept_shares.value_or(KeptShares::kEven);
+    plan.of_kept().precisions = options.kept_precisions.value_or(KeptPrecisions::kBytes);
+    plan.of_kept().moments = options.attention_moments.value_or(AttentionMoments::kKeys);
     std::optional<uint32_t> entries = options.select_entries;
     if (!entries && !draft.has_budget()) entries = plan.n_ctx;
     if (entries) draft.n_chosen = draft.n_cache_slots = std::clamp(*entries, 1U, plan.n_ctx);
@@ -65,7 +67,7 @@ class Kept final : public KvFamily {
     return DescribeKept(plan) + DescribePrefill(plan);
   }
   std::string AdviseLess(const PlanDraft& /*draft*/, const KvPlan& most) const override {
-    return fmt::format("keep at most {} entries (--kv-select)", most.EntriesOfSlots(most.n_chosen));
+    return fmt::format("keep at most {} entries (--kv-select)", most.EntriesOfSlots(most.choice.n_chosen));
   }
 };
 

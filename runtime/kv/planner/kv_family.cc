@@ -7,9 +7,11 @@ namespace kvrun {
 std::vector<uint32_t> KvFamily::Sizes(const PlanDraft& /*draft*/) const { return {0}; }
 
 std::string KvFamily::AdviseLess(const PlanDraft& draft, const KvPlan& most) const {
-  const uint32_t entries = most.EntriesOfSlots(most.n_chosen - most.n_pinned) + most.statics.n_entries;
+  const uint32_t entries =
+      most.EntriesOfSlots(most.choice.n_chosen - most.choice.n_pinned) + most.n_statics();
   if (!draft.n_cache_slots) return fmt::format("select at most {} entries", entries);
-  return fmt::format("select at most {} entries and reuse at most {} groups", entries, most.n_cache_slots);
+  return fmt::format("select at most {} entries and reuse at most {} groups", entries,
+                     most.slots.n_cache_slots);
 }
 
 const KvFamily& FamilyOf(const KvMethod& method) {

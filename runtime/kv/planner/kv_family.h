@@ -15,6 +15,7 @@
 
 #include "platform/base/status.h"
 #include "runtime/kv/plan/kv_plan.h"
+#include "runtime/kv/plan/kv_plan_input.h"
 #include "runtime/kv/planner/kv_plan_sizes.h"
 #include "runtime/kv/planner/plan_draft.h"
 
@@ -23,6 +24,9 @@ namespace kvrun {
 class KvFamily {
  public:
   virtual ~KvFamily() = default;
+
+  // Makes the plan's part that is the family's own, with nothing settled.
+  virtual void Begin(KvPlan& plan) const = 0;
 
   // --- Options.
   // Beyond what the table of options says of methods.
@@ -50,7 +54,6 @@ class KvFamily {
   virtual bool pools_small_selections() const { return false; }
   // There can be no pool.
   virtual bool needs_equal_capacity(const KvPlan& /*plan*/) const { return false; }
-  virtual bool may_have_statics(const KvPlan& /*plan*/) const { return false; }
   // Of M extents, those that are chosen in a step: the others are a static set's.
   virtual uint32_t ChosenOf(const KvPlan& /*plan*/, uint32_t n_total) const { return n_total; }
 
@@ -61,7 +64,7 @@ class KvFamily {
   virtual void ShapeIndex(const PlanDraft& /*draft*/, const PlanRow& /*row*/, KvPlan& /*plan*/) const {}
   virtual void SetCounts(const PlanDraft& draft, uint32_t n_chosen, uint32_t n_cache_slots,
                          KvPlan& plan) const = 0;
-  // KvPlan::n_exact_groups and n_exact_chosen, of rotated records.
+  // KvWindowPlan::n_exact_groups and n_exact_chosen, of rotated records.
   virtual void SetExactGroups(KvPlan& plan) const = 0;
 
   // --- Bytes, of all layers and sequences.

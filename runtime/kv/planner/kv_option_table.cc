@@ -7,6 +7,7 @@
 
 #include "runtime/kv/math/slot_cache.h"
 #include "runtime/kv/plan/kv_method.h"
+#include "runtime/kv/plan/kv_names.h"
 #include "runtime/kv/planner/kv_option_values.h"
 
 namespace kvrun {

@@ -6,6 +6,7 @@
 
 #include "platform/base/real_number.h"
 #include "platform/base/units.h"
+#include "runtime/kv/plan/kv_names.h"
 
 namespace kvrun::option_values {
 namespace {

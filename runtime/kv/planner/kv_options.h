@@ -10,6 +10,7 @@
 #include "platform/base/units.h"
 #include "platform/io/block_file.h"
 #include "runtime/kv/plan/kv_plan.h"
+#include "runtime/kv/plan/kv_plan_input.h"
 
 namespace kvrun {
 

@@ -13,13 +13,13 @@ IndexShape CentroidIndexShape(const KvPlan& plan) {
   return {.type = KvType::kInt8,
           .rank = CentroidRank(plan.record.head_dim),
           .group_tokens = 1,
-          .n_groups = plan.clusters.n_clusters,
+          .n_groups = plan.of_clusters().n_clusters,
           .n_sequences = plan.n_streams};
 }
 
 uint64_t CentroidIndexBytes(const KvSizeInput& input, const KvPlan& plan) {
   const uint64_t dim = plan.record.head_dim;
-  const uint64_t weights = uint64_t{plan.n_streams} * plan.clusters.n_clusters * sizeof(uint32_t);
+  const uint64_t weights = uint64_t{plan.n_streams} * plan.of_clusters().n_clusters * sizeof(uint32_t);
   // A key of each stream, and which cluster is nearest to it.
   const uint64_t sought = plan.n_streams * (dim * sizeof(float) + 2 * sizeof(uint32_t));
   const uint64_t sides = 2 * (dim + 1) * CentroidRank(plan.record.head_dim) * sizeof(float);
@@ -29,18 +29,18 @@ uint64_t CentroidIndexBytes(const KvSizeInput& input, const KvPlan& plan) {
 }
 
 uint64_t RowStagingBytes(const KvSizeInput& input, const KvPlan& plan) {
-  if (!plan.clusters.rows_on_flash) return 0;
+  if (!plan.of_clusters().rows_on_flash) return 0;
   const RowStoreShape shape = ClusterRows::StoreShape(plan, input.model.n_layers);
   return RowStore::StagingBytes(shape, input.io_alignment_bytes);
 }
 
 uint64_t ClusterBytes(const KvSizeInput& input, const KvPlan& plan) {
-  const ClusterMapShape shape = plan.cluster_map_shape();
-  const uint64_t most_records = uint64_t{2} * plan.records_per_cluster() + 1;
+  const ClusterMapShape shape = plan.of_clusters().map_shape(plan);
+  const uint64_t most_records = uint64_t{2} * plan.records_per_extent() + 1;
   const uint64_t maintained =
-      2 * most_records * plan.slot_record.size_bytes() +
+      2 * most_records * plan.slots.record.size_bytes() +
       2 * uint64_t{shape.max_entries} * (shape.dim * sizeof(float) + sizeof(uint32_t));
-  const uint64_t n_of_layer = uint64_t{plan.n_streams} * plan.clusters.n_clusters;
+  const uint64_t n_of_layer = uint64_t{plan.n_streams} * plan.of_clusters().n_clusters;
   // Which are of the prompt that is computed, and a layer's in the order of their places.
   const uint64_t lists = input.model.n_layers * n_of_layer / 8 + n_of_layer * sizeof(uint32_t);
   const uint64_t factors = uint64_t{input.model.n_layers} * plan.heads_per_sequence() * sizeof(float);
@@ -54,7 +54,7 @@ uint64_t KeptBytes(const KvSizeInput& input, const KvPlan& plan) {
 }
 
 uint64_t ClusterListBytes(const KvPlan& plan) {
-  const uint64_t records = uint64_t{plan.n_streams} * plan.n_chosen;
+  const uint64_t records = uint64_t{plan.n_streams} * plan.choice.n_chosen;
   return records * (2 * sizeof(uint32_t) + sizeof(std::byte*) + sizeof(ClusterFetch));
 }
 

@@ -8,6 +8,7 @@
 #include "platform/base/units.h"
 #include "runtime/kv/math/layer_attention.h"
 #include "runtime/kv/memory/kept_lists.h"
+#include "runtime/kv/plan/kv_names.h"
 #include "runtime/store/spill_file.h"
 #include "shaders/shared/step_params.h"
 
@@ -30,7 +31,7 @@ uint64_t KeptTableBytes(const KvPlan& plan, uint64_t table_slots) {
 // What each entry weighs in a step, until it has been added to its mass (on the CPU in blocks of 64 entries
 // and rows of 8 query heads, with a maximum each).
 uint64_t WeightBytes(const KvSizeInput& input, const KvPlan& plan) {
-  const uint64_t blocks = 3 + (2 * uint64_t{plan.kept.most_entries} + plan.n_window_slots) / 64;
+  const uint64_t blocks = 3 + (2 * uint64_t{plan.of_kept().most_entries} + plan.window.n_slots) / 64;
   const uint64_t head_tiles = CeilDiv(input.model.n_heads / input.model.n_kv_heads, 8U);
   return plan.n_streams * blocks * head_tiles * 8 * 65 * sizeof(float);
 }
@@ -39,16 +40,15 @@ uint64_t WeightBytes(const KvSizeInput& input, const KvPlan& plan) {
 KvType LowType(KvType type) { return type == KvType::kF16 || type == KvType::kF32 ? KvType::kFp8 : type; }
 
 bool HasLowRecords(const KvPlan& plan) {
-  return plan.method.goes_by_score() && plan.kept.precisions != KeptPrecisions::kOriginal;
+  return plan.method.goes_by_score() && plan.of_kept().precisions != KeptPrecisions::kOriginal;
 }
 
 }  // namespace
 
 void SetKept(uint32_t n, KvPlan& plan) {
-  KeptPlan& kept = plan.kept;
-  plan.n_chosen = n;
-  plan.n_cache_slots = 0;
-  plan.n_pool_slots = 0;
+  KeptPlan& kept = plan.of_kept();
+  plan.SetCounts(n, 0);
+  plan.slots.n_pool_slots = 0;
   kept.n_entries = n;
   kept.low_record = plan.record;
   if (plan.method.goes_by_score()) {
@@ -68,7 +68,7 @@ void SetKept(uint32_t n, KvPlan& plan) {
 }
 
 void SizeKeptParts(const KvSizeInput& input, KvPlan& plan) {
-  const KeptPlan& kept = plan.kept;
+  const KeptPlan& kept = plan.of_kept();
   const KeepRule& rule = RuleOf(plan);
   const uint64_t lists = uint64_t{input.model.n_layers} * plan.n_streams;
   const bool all_low = plan.method.goes_by_score() && kept.precisions == KeptPrecisions::kQuantised;
@@ -80,7 +80,7 @@ void SizeKeptParts(const KvSizeInput& input, KvPlan& plan) {
   uint64_t tables = KeptTableBytes(plan, kept.most_entries);
   if (HasLowRecords(plan)) tables += KeptTableBytes(plan, kept.most_entries);
   const uint64_t list_entry = sizeof(uint32_t) * (rule.tracks_recurrence ? 3 : 1) + mass_bytes;
-  const uint64_t window_entry = plan.window_record.size_bytes() + mass_bytes;
+  const uint64_t window_entry = plan.window.record.size_bytes() + mass_bytes;
 
   plan.parts.clear();
   plan.parts.push_back({"kept", lists * kept.n_entries * record_bytes, false, true});
@@ -89,11 +89,11 @@ void SizeKeptParts(const KvSizeInput& input, KvPlan& plan) {
   // Once aside and once in use, while the one becomes the other; and what a list is looked at with.
   const uint64_t scratch = (2 * uint64_t{kept.most_entries} + 1) * 9 * sizeof(float);
   plan.parts.push_back({"kept lists", 2 * lists * kept.most_entries * list_entry + scratch, true, true});
-  plan.parts.push_back({"window", lists * plan.n_window_slots * window_entry, true, true});
+  plan.parts.push_back({"window", lists * plan.window.n_slots * window_entry, true, true});
   if (plan.rotates) plan.parts.push_back({"means", MeanBytes(input, plan), true, true});
-  plan.parts.push_back({"tails", lists / plan.n_sequences * plan.window_record.size_bytes(), true, false});
+  plan.parts.push_back({"tails", lists / plan.n_sequences * plan.window.record.size_bytes(), true, false});
   plan.parts.push_back(
-      {"tables", input.model.n_layers * KeptTableBytes(plan, plan.n_window_slots), true, true});
+      {"tables", input.model.n_layers * KeptTableBytes(plan, plan.window.n_slots), true, true});
   plan.parts.push_back({"scores", WeightBytes(input, plan), false, true});
   plan.parts.push_back({"staging",
                         SpillFile::kBufferBytes +
@@ -120,12 +120,12 @@ uint64_t KeptPromptBytes(const KvSizeInput& input, const KvPlan& plan) {
 }
 
 std::string DescribeKept(const KvPlan& plan) {
-  const KeptPlan& kept = plan.kept;
+  const KeptPlan& kept = plan.of_kept();
   const bool keeps_all = kept.n_entries >= plan.n_ctx;
   std::string text =
       keeps_all ? fmt::format("; all {} entries of each list are kept", plan.n_ctx)
                 : fmt::format("; {} of {} entries of each list are kept", kept.n_entries, plan.n_ctx);
-  text += fmt::format(" beside a window of {}", plan.window_entries);
+  text += fmt::format(" beside a window of {}", plan.window.n_entries);
   if (plan.method.goes_by_score()) {
     // Where all have room, none has its precision lowered.
     const bool lowers_none = keeps_all && kept.precisions != KeptPrecisions::kQuantised;

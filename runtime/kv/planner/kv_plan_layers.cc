@@ -48,22 +48,30 @@ std::vector<int64_t> Rounded(std::span<const double> counts, int64_t total) {
 }  // namespace
 
 void ShareAmongLayers(std::span<const float> shares, KvPlan& plan) {
-  const uint32_t n_least = std::min(plan.n_chosen, plan.n_cache_slots);
-  const int64_t n_free = n_least - std::min(n_least, plan.n_pinned);
-  const int64_t room = plan.n_choosable() - std::max(plan.n_chosen, plan.n_cache_slots);  // of a layer
-  plan.layer_extra.clear();
+  const uint32_t n_least = std::min(plan.choice.n_chosen, plan.slots.n_cache_slots);
+  const int64_t n_free = n_least - std::min(n_least, plan.choice.n_pinned);
+  const int64_t room =
+      plan.n_choosable() - std::max(plan.choice.n_chosen, plan.slots.n_cache_slots);  // of a layer
   if (shares.empty() || n_free < 2 || room <= 0) return;
   const auto total = n_free * static_cast<int64_t>(shares.size());
   const std::vector<double> counts =
       Shared(shares, static_cast<double>(total), static_cast<double>(n_free + room));
-  for (const int64_t count : Rounded(counts, total)) {
-    plan.layer_extra.push_back(static_cast<int32_t>(std::min(count, n_free + room) - n_free));
+  const std::vector<int64_t> free = Rounded(counts, total);
+  for (size_t layer = 0; layer < free.size(); ++layer) {
+    const int64_t more = std::min(free[layer], n_free + room) - n_free;  // or fewer
+    plan.layers[layer] = {static_cast<uint32_t>(plan.choice.n_chosen + more),
+                          static_cast<uint32_t>(plan.slots.n_cache_slots + more)};
   }
+  plan.has_layer_shares = true;
 }
 
-void CutOneLayer(uint32_t layer, uint32_t n_layers, KvPlan& plan) {
-  plan.layer_extra.assign(n_layers, static_cast<int32_t>(plan.n_choosable() - plan.n_chosen));
-  if (layer < n_layers) plan.layer_extra[layer] = 0;
+void CutOneLayer(uint32_t layer, KvPlan& plan) {
+  const uint32_t n_chosen = plan.choice.n_chosen;
+  const uint32_t n_cache_slots = plan.slots.n_cache_slots;
+  const uint32_t more = plan.n_choosable() - n_chosen;
+  plan.layers.assign(plan.layers.size(), {n_chosen + more, n_cache_slots + more});
+  if (layer < plan.layers.size()) plan.layers[layer] = {n_chosen, n_cache_slots};
+  plan.has_layer_shares = true;
 }
 
 }  // namespace kvrun

@@ -10,6 +10,7 @@
 #include "platform/base/check.h"
 #include "platform/base/units.h"
 #include "runtime/kv/math/slot_cache.h"
+#include "runtime/kv/plan/kv_names.h"
 #include "runtime/kv/planner/kv_family.h"
 #include "runtime/kv/planner/kv_option_table.h"
 #include "shaders/shared/sample_params.h"
@@ -85,7 +86,7 @@ Status CheckReads(const KvOptions& options, const KvPlan& plan) {
     return Invalid(
         fmt::format("--kv-reads says how much is read, and so does --kv-{}: leave one of them out", other));
   }
-  if (plan.heads != HeadReduction::kSum) return Status::Ok();
+  if (plan.choice.heads != HeadReduction::kSum) return Status::Ok();
   return Invalid(
       "--kv-reads goes by what share of the attention a group has, which --kv-heads sum does not tell: take "
       "softmax, gqa or per-kv-head");
@@ -98,7 +99,7 @@ Status CheckReading(const KvOptions& options, const KvPlan& plan) {
         fmt::format("--kv-hide chooses how much is selected, and --kv-{} says it: leave one of them out",
                     options.select_entries ? "select" : "reuse"));
   }
-  if (options.hide && plan.budget_bytes == UINT64_MAX) {
+  if (options.hide && plan.budget.bytes == UINT64_MAX) {
     return Invalid("--kv-hide chooses how much is selected within a budget: give one (--kv-budget)");
   }
   KVRUN_RETURN_IF_ERROR(CheckReads(options, plan));
@@ -107,12 +108,12 @@ Status CheckReading(const KvOptions& options, const KvPlan& plan) {
     return Invalid(fmt::format("a sample of {} entries in groups of {} was asked for; it can have {} groups",
                                *options.sample_entries, plan.record.group_tokens, KVRUN_MAX_SAMPLED));
   }
-  if (plan.statics.share.share > 0.0 || plan.statics.share.by_prompt) {
+  if (const StaticShare share = plan.static_share(); share.share > 0.0 || share.by_prompt) {
     return Invalid("--kv-sample does not go with a static set: leave --kv-static out");
   }
-  if (!(*FindReplacementPolicy(plan.policy))->needs_equal_capacity) return Status::Ok();
-  return Invalid(
-      fmt::format("--kv-sample does not go with the replacement policy {}, which has no pool", plan.policy));
+  if (!(*FindReplacementPolicy(plan.slots.policy))->needs_equal_capacity) return Status::Ok();
+  return Invalid(fmt::format("--kv-sample does not go with the replacement policy {}, which has no pool",
+                             plan.slots.policy));
 }
 
 }  // namespace
@@ -188,7 +189,7 @@ Status CheckKvOptions(const KvOptions& options, const KvModelShape& model) {
 }
 
 Status CheckChoice(const KvOptions& options, const KvPlan& plan, std::optional<uint32_t> n_chosen) {
-  if (plan.group_score == GroupScore::kMass && plan.heads == HeadReduction::kSum) {
+  if (plan.choice.group_score == GroupScore::kMass && plan.choice.heads == HeadReduction::kSum) {
     return Invalid(fmt::format(
         "{} goes by the mass of groups, a softmax of their scores, which --kv-heads sum does not make: take "
         "softmax, gqa or per-kv-head",
@@ -196,7 +197,7 @@ Status CheckChoice(const KvOptions& options, const KvPlan& plan, std::optional<u
         : options.sample_entries ? "--kv-sample"
                                  : fmt::format("the KV method {}", plan.method.name)));
   }
-  const uint32_t group = plan.slot_record.group_tokens;
+  const uint32_t group = plan.slots.record.group_tokens;
   if (n_chosen && *n_chosen == 0) {
     return Invalid(
         fmt::format("nothing would be selected: {} entries are less than a group of {}, and no sinks "
@@ -210,15 +211,15 @@ Status CheckCounts(const KvOptions& options, const KvPlan& plan, std::optional<u
                    std::optional<uint32_t> n_cache_slots) {
   KVRUN_RETURN_IF_ERROR(CheckReading(options, plan));
   if (!n_cache_slots) return Status::Ok();
-  const ReplacementPolicy* policy = *FindReplacementPolicy(plan.policy);
-  const uint32_t least = std::min(plan.n_pinned + 1, plan.n_choosable());
+  const ReplacementPolicy* policy = *FindReplacementPolicy(plan.slots.policy);
+  const uint32_t least = std::min(plan.choice.n_pinned + 1, plan.n_choosable());
   const uint32_t n_total = n_chosen.value_or(std::max(*n_cache_slots, least));
   const uint32_t selected = FamilyOf(plan.method).ChosenOf(plan, n_total);
   if (policy->needs_equal_capacity && *n_cache_slots != selected) {
     return Invalid(
         fmt::format("the replacement policy {} needs as many slots as groups are selected, {}, not {}: leave "
                     "--kv-reuse out",
-                    plan.policy, selected, *n_cache_slots));
+                    plan.slots.policy, selected, *n_cache_slots));
   }
   return Status::Ok();
 }

@@ -7,6 +7,7 @@
 
 #include "platform/base/status.h"
 #include "runtime/kv/plan/kv_plan.h"
+#include "runtime/kv/plan/kv_plan_input.h"
 
 namespace kvrun {
 

@@ -29,7 +29,7 @@ uint64_t StagingBytes(uint64_t read_bytes, uint64_t n_reads, uint32_t alignment_
 }
 
 uint64_t SlotBytes(const KvPlan& plan, uint32_t n_slots) {
-  return plan.n_streams * plan.slot_record.size_bytes() * n_slots;
+  return plan.n_streams * plan.slots.record.size_bytes() * n_slots;
 }
 
 uint64_t MappingBytes(const KvPlan& plan, uint32_t table_slots, bool has_biases = false) {
@@ -42,41 +42,42 @@ uint64_t MappingBytes(const KvPlan& plan, uint32_t table_slots, bool has_biases 
 
 // The sum of what each layer takes.
 template <typename BytesOf>
-uint64_t OfLayers(const KvSizeInput& input, const KvPlan& plan, const BytesOf& bytes_of) {
-  if (plan.layer_extra.empty()) return input.model.n_layers * bytes_of(0);
+uint64_t OfLayers(const KvPlan& plan, const BytesOf& bytes_of) {
+  const auto n_layers = static_cast<uint32_t>(plan.layers.size());
+  if (!plan.has_layer_shares) return n_layers * bytes_of(0);
   uint64_t bytes = 0;
-  for (uint32_t layer = 0; layer < input.model.n_layers; ++layer) bytes += bytes_of(layer);
+  for (uint32_t layer = 0; layer < n_layers; ++layer) bytes += bytes_of(layer);
   return bytes;
 }
 
-uint64_t OwnSlotBytes(const KvSizeInput& input, const KvPlan& plan) {
-  return OfLayers(input, plan, [&](uint32_t layer) { return SlotBytes(plan, plan.n_own_slots(layer)); });
+uint64_t OwnSlotBytes(const KvPlan& plan) {
+  return OfLayers(plan, [&](uint32_t layer) { return SlotBytes(plan, plan.n_own_slots(layer)); });
 }
 
 // What the caches of a layer's own slots know.
 uint64_t SlotCacheBytes(const KvPlan& plan, uint32_t layer) {
   if (plan.method.residency != KvResidencyKind::kOwnSlots || plan.n_own_slots(layer) == 0) return 0;
   return plan.n_streams *
-         SlotCache::MemoryBytes(plan.slot_cache_shape(layer), **FindReplacementPolicy(plan.policy));
+         SlotCache::MemoryBytes(plan.slot_cache_shape(layer), **FindReplacementPolicy(plan.slots.policy));
 }
 
 // What names slots and pool, and what is known of them.
-uint64_t SlotTableBytes(const KvSizeInput& input, const KvPlan& plan) {
+uint64_t SlotTableBytes(const KvPlan& plan) {
   const bool counts = plan.has_slot_biases();
-  const uint64_t own = OfLayers(input, plan, [&](uint32_t layer) {
+  const uint64_t own = OfLayers(plan, [&](uint32_t layer) {
     const uint32_t n_named = std::min(plan.n_own_slots(layer), plan.n_needed_in_slots(layer));
     return MappingBytes(plan, n_named, counts) + SlotCacheBytes(plan, layer);
   });
-  return own + plan.pool_parts() * MappingBytes(plan, plan.n_pool_slots, counts);
+  return own + plan.pool_parts() * MappingBytes(plan, plan.slots.n_pool_slots, counts);
 }
 
 uint64_t WindowTableBytes(const KvSizeInput& input, const KvPlan& plan) {
-  return input.model.n_layers * MappingBytes(plan, plan.n_window_records());
+  return input.model.n_layers * MappingBytes(plan, plan.window.n_records());
 }
 
 uint64_t WindowBytes(const KvSizeInput& input, const KvPlan& plan) {
-  return input.model.n_layers * uint64_t{plan.n_streams} * plan.window_record.size_bytes() *
-         plan.n_window_records();
+  return input.model.n_layers * uint64_t{plan.n_streams} * plan.window.record.size_bytes() *
+         plan.window.n_records();
 }
 
 }  // namespace
@@ -91,16 +92,16 @@ uint64_t ScaleBytes(const KvSizeInput& input, const KvPlan& plan) {
 
 // Slots and pool are made when prefill is over.
 void AddSlotParts(const KvSizeInput& input, KvPlan& plan) {
-  AddPart("slots", OwnSlotBytes(input, plan), plan, false);
-  AddPart("pool", plan.pool_parts() * SlotBytes(plan, plan.n_pool_slots), plan, false);
-  AddPart("slot tables", SlotTableBytes(input, plan), plan, false);
+  AddPart("slots", OwnSlotBytes(plan), plan, false);
+  AddPart("pool", plan.pool_parts() * SlotBytes(plan, plan.slots.n_pool_slots), plan, false);
+  AddPart("slot tables", SlotTableBytes(plan), plan, false);
   AddPart("window", WindowBytes(input, plan), plan);
   AddPart("means", MeanBytes(input, plan), plan);
 }
 
 void AddTails(const KvSizeInput& input, uint32_t n_records, KvPlan& plan) {
   plan.parts.push_back({"tails",
-                        WindowBytes(input, plan) / plan.n_sequences / plan.n_window_records() * n_records,
+                        WindowBytes(input, plan) / plan.n_sequences / plan.window.n_records() * n_records,
                         true, false});
 }
 
@@ -109,30 +110,30 @@ void AddTables(const KvSizeInput& input, uint64_t list_bytes, KvPlan& plan) {
   AddPart("tables", WindowTableBytes(input, plan) + reads + list_bytes, plan);
 }
 
-uint64_t ChoiceListBytes(const KvSizeInput& input, const KvPlan& plan) {
-  return OfLayers(input, plan, [&](uint32_t layer) {
-    return plan.n_streams * uint64_t{plan.choice_list(layer).words()} * 4;
-  });
+uint64_t ChoiceListBytes(const KvPlan& plan) {
+  return OfLayers(
+      plan, [&](uint32_t layer) { return plan.n_streams * uint64_t{plan.choice_list(layer).words()} * 4; });
 }
 
 // Of queries whose scores of every row wait for their softmax's sum.
 uint64_t RowScoreBytes(const KvSizeInput& input, const KvPlan& plan, uint64_t n_rows) {
   uint64_t n_queries = 0;
-  if (plan.heads == HeadReduction::kGqa) n_queries = input.model.n_kv_heads;
-  if (plan.heads == HeadReduction::kSoftmax || plan.heads == HeadReduction::kPerKvHead) {
+  if (plan.choice.heads == HeadReduction::kGqa) n_queries = input.model.n_kv_heads;
+  if (plan.choice.heads == HeadReduction::kSoftmax || plan.choice.heads == HeadReduction::kPerKvHead) {
     n_queries = input.model.n_heads;
   }
   return plan.n_sequences * n_queries * n_rows * 2;
 }
 
-void AddStaging(const KvSizeInput& input, uint64_t read_bytes, uint64_t n_reads, KvPlan& plan) {
+void AddStaging(const KvSizeInput& input, uint64_t read_bytes, uint64_t n_reads, KvPlan& plan,
+                uint64_t more_bytes) {
   plan.staging_bytes = StagingBytes(read_bytes, n_reads, input.io_alignment_bytes);
-  AddPart("staging", plan.staging_bytes + plan.row_staging_bytes, plan);
+  AddPart("staging", plan.staging_bytes + more_bytes, plan);
 }
 
 uint32_t ProjectedRows(const KvPlan& plan) {
-  const bool is_tiled = plan.prefill_tile_tokens < plan.n_ctx;
-  return plan.has_inputs_ahead && !is_tiled ? kPrefillChunkTokens : kLeastProjectedRows;
+  const bool is_tiled = plan.prefill.tile_tokens < plan.n_ctx;
+  return plan.prefill.has_inputs_ahead && !is_tiled ? kPrefillChunkTokens : kLeastProjectedRows;
 }
 
 uint32_t RecordsAtOnce(const KvPlan& plan) {
@@ -153,7 +154,7 @@ uint64_t PrefillWorkBytes(const KvSizeInput& input, const KvPlan& plan) {
   const uint64_t chunk_groups = kRecordTurns * RecordsAtOnce(plan);
   const uint64_t records_per_group = input.model.n_kv_heads / plan.record.n_heads;
   const uint64_t encoded =
-      chunk_groups * records_per_group * std::max(plan.record.size_bytes(), plan.window_record.size_bytes());
+      chunk_groups * records_per_group * std::max(plan.record.size_bytes(), plan.window.record.size_bytes());
   return encoded + ProjectedBytes(plan, kLeastProjectedRows) + FamilyOf(plan.method).PromptBytes(input, plan);
 }
 
@@ -183,15 +184,15 @@ uint32_t WindowSlots(uint32_t window_entries, uint32_t group_tokens, uint32_t n_
 }
 
 void SizeResident(const KvSizeInput& input, KvPlan& plan) {
-  const uint64_t slots = OwnSlotBytes(input, plan);
-  const uint64_t tables = SlotTableBytes(input, plan) + WindowTableBytes(input, plan);
+  const uint64_t slots = OwnSlotBytes(plan);
+  const uint64_t tables = SlotTableBytes(plan) + WindowTableBytes(input, plan);
   plan.parts = {{"kv", slots + WindowBytes(input, plan) + MeanBytes(input, plan) + tables, true, true}};
   AddTails(input, 1, plan);
 }
 
 namespace {
 
-// Of KvPlan::has_inputs_ahead: a chunk's rows, at most as many angles, and projected rows.
+// Of KvPrefillPlan::has_inputs_ahead: a chunk's rows, at most as many angles, and projected rows.
 uint64_t InputsAheadBytes(const KvSizeInput& input, const KvPlan& plan) {
   return sizeof(StepParams) + uint64_t{kPrefillChunkTokens} * input.model.head_dim * sizeof(float) +
          ProjectedBytes(plan, kPrefillChunkTokens - kLeastProjectedRows);
@@ -219,7 +220,7 @@ struct PrefillSizer {
   PrefillSizer(const KvSizeInput& sizes, const KvPlan& plan) : input(sizes) {
     const bool has_f32 = plan.record.k_type == KvType::kF32 || plan.record.v_type == KvType::kF32;
     const uint64_t others = plan.prefill_bytes() + PrefillWorkBytes(input, plan);
-    left = plan.budget_bytes > others ? plan.budget_bytes - others : 0;
+    left = plan.budget.bytes > others ? plan.budget.bytes - others : 0;
     token_bytes = 2 * KvDim(input.model) * (has_f32 ? 4 : 2);
     whole = RoundUp(plan.n_ctx, plan.record.group_tokens) * token_bytes;
     adapter = FamilyOf(plan.method).LayerEndBytes(input, plan);
@@ -232,9 +233,9 @@ struct PrefillSizer {
 
   // Returns what it takes.
   uint64_t MakeOneTile(bool spills_hidden, KvPlan& plan) const {
-    plan.prefill_tile_tokens = plan.n_ctx;
-    plan.prefill_read_tiles = 0;
-    plan.spills_hidden = spills_hidden;
+    plan.prefill.tile_tokens = plan.n_ctx;
+    plan.prefill.read_tiles = 0;
+    plan.prefill.spills_hidden = spills_hidden;
     return spills_hidden ? without_hidden : with_hidden;
   }
 
@@ -259,13 +260,13 @@ struct PrefillSizer {
       ++grains;
     }
     if (grains * kPrefillChunkTokens >= plan.n_ctx) return std::nullopt;
-    plan.spills_hidden = true;
-    plan.has_inputs_ahead = false;
-    plan.prefill_tile_tokens = static_cast<uint32_t>(grains * kPrefillChunkTokens);
+    plan.prefill.spills_hidden = true;
+    plan.prefill.has_inputs_ahead = false;
+    plan.prefill.tile_tokens = static_cast<uint32_t>(grains * kPrefillChunkTokens);
     // More in the room of the adapter's work, until that begins.
     const uint64_t idle = after_layer > attending() ? after_layer - attending() : 0;
     const uint64_t n_later = CeilDiv(plan.n_ctx, kPrefillChunkTokens) - grains;
-    plan.prefill_read_tiles =
+    plan.prefill.read_tiles =
         static_cast<uint32_t>(std::min({n_read + idle / grain_bytes, n_later, kMostReadTiles, most_grains}));
     return tiled_bytes(grains);
   }
@@ -279,8 +280,8 @@ void SizePrefill(const KvSizeInput& input, KvPlan& plan) {
   const bool may_spill = FamilyOf(plan.method).has_file();
   uint64_t bytes = sizer.MakeOneTile(may_spill && sizer.with_hidden > left, plan);
   const uint64_t ahead = InputsAheadBytes(input, plan);
-  plan.has_inputs_ahead = bytes + ahead <= left;
-  if (plan.has_inputs_ahead) bytes += ahead;
+  plan.prefill.has_inputs_ahead = bytes + ahead <= left;
+  if (plan.prefill.has_inputs_ahead) bytes += ahead;
   if (may_spill && (bytes > left || sizer.whole > input.max_buffer_bytes)) {
     bytes = sizer.MakeSeveralTiles(plan).value_or(bytes);
   }

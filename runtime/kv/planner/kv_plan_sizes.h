@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "runtime/kv/plan/kv_plan.h"
+#include "runtime/kv/plan/kv_plan_input.h"
 
 namespace kvrun {
 
@@ -47,12 +48,13 @@ void AddSlotParts(const KvSizeInput& input, KvPlan& plan);
 void AddTails(const KvSizeInput& input, uint32_t n_records, KvPlan& plan);
 // The windows' mapping tables, a layer's list of reads, and a list of the family's own.
 void AddTables(const KvSizeInput& input, uint64_t list_bytes, KvPlan& plan);
-// Sets staging_bytes: for reads of so many bytes.
-void AddStaging(const KvSizeInput& input, uint64_t read_bytes, uint64_t n_reads, KvPlan& plan);
+// Sets staging_bytes: for reads of so many bytes. The part has so many more.
+void AddStaging(const KvSizeInput& input, uint64_t read_bytes, uint64_t n_reads, KvPlan& plan,
+                uint64_t more_bytes = 0);
 // Of an index, the scales of its columns.
 uint64_t ScaleBytes(const KvSizeInput& input, const KvPlan& plan);
 // Each layer's list of what was chosen.
-uint64_t ChoiceListBytes(const KvSizeInput& input, const KvPlan& plan);
+uint64_t ChoiceListBytes(const KvPlan& plan);
 // One layer's scores of so many rows of an index, which all layers share.
 uint64_t RowScoreBytes(const KvSizeInput& input, const KvPlan& plan, uint64_t n_rows);
 

@@ -21,7 +21,7 @@ KvType LowerType(KvType type) {
 }
 
 void ShapeStatics(KvPlan& plan) {
-  StaticPlan& statics = plan.statics;
+  StaticPlan& statics = plan.of_groups().statics;
   statics.observed_rows = plan.has_statics() ? std::min(plan.n_ctx, StaticSet::kObservedRows) : 0;
   statics.most_entries = statics.n_entries;
   if (!plan.method.goes_by_score()) return;
@@ -37,29 +37,29 @@ void ShapeStatics(KvPlan& plan) {
 }  // namespace
 
 void ShareWithStatics(uint32_t n_total, double share, bool is_asked, KvPlan& plan) {
-  StaticPlan& statics = plan.statics;
+  StaticPlan& statics = plan.of_groups().statics;
   statics.n_total = n_total;
   statics.n_entries = 0;
-  plan.n_chosen = n_total;
+  uint32_t n_chosen = n_total;
   if (n_total >= plan.n_groups()) {
     if (is_asked) statics.n_entries = ShareOf(share, plan.n_ctx);
   } else {
-    const uint32_t least = std::min(plan.n_pinned + 1, n_total);
-    const uint32_t n_static = ShareOf(share, n_total - std::min(plan.n_pinned, n_total));
-    plan.n_chosen = std::max(least, n_total - n_static);
-    statics.n_entries = (n_total - plan.n_chosen) * plan.record.group_tokens;
+    const uint32_t least = std::min(plan.choice.n_pinned + 1, n_total);
+    const uint32_t n_static = ShareOf(share, n_total - std::min(plan.choice.n_pinned, n_total));
+    n_chosen = std::max(least, n_total - n_static);
+    statics.n_entries = (n_total - n_chosen) * plan.record.group_tokens;
   }
+  plan.SetCounts(n_chosen, n_chosen);
   ShapeStatics(plan);
 }
 
 void ChangeStaticShare(double share, KvPlan& plan) {
-  ShareWithStatics(plan.statics.n_total, share, false, plan);
-  plan.statics.share.share = share;
-  plan.n_cache_slots = plan.n_chosen;
+  ShareWithStatics(plan.of_groups().statics.n_total, share, false, plan);
+  plan.of_groups().statics.share.share = share;
 }
 
 std::string DescribeStatics(const KvPlan& plan) {
-  const StaticPlan& statics = plan.statics;
+  const StaticPlan& statics = plan.of_groups().statics;
   std::string text = fmt::format(", {} that stay", statics.n_entries);
   if (statics.share.by_prompt) text += " until the first prompt says how many";
   if (statics.steps > 0) text += fmt::format(" (chosen again every {} tokens)", statics.steps);
@@ -70,7 +70,7 @@ std::string DescribeStatics(const KvPlan& plan) {
 void AddStaticParts(const KvSizeInput& input, KvPlan& plan) {
   if (!plan.has_statics()) return;
   const uint64_t lists = uint64_t{input.model.n_layers} * plan.n_streams;
-  const StaticPlan& statics = plan.statics;
+  const StaticPlan& statics = plan.of_groups().statics;
   const uint64_t entry_bytes = plan.entry_record().size_bytes();
   const uint64_t low_bytes = statics.low_record.size_bytes();
   SlotShape shape;
@@ -127,8 +127,9 @@ uint64_t StaticPromptBytes(const KvSizeInput& input, const KvPlan& plan) {
   // The device's and a copy; then the copy with scores and order. For the share, those of two rows more.
   const uint64_t heads = input.model.n_kv_heads;
   uint64_t moments = 1;
-  if (plan.method.goes_by_score()) moments = plan.statics.moments == AttentionMoments::kRows ? 4 : 2;
-  if (plan.statics.share.by_prompt) moments += 1;
+  if (plan.method.goes_by_score())
+    moments = plan.of_groups().statics.moments == AttentionMoments::kRows ? 4 : 2;
+  if (plan.of_groups().statics.share.by_prompt) moments += 1;
   return uint64_t{plan.n_ctx} * sizeof(float) * std::max(2 * moments * heads, (moments + 1) * heads + 3);
 }
 

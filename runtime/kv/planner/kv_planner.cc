@@ -29,7 +29,7 @@ KvRecordShape WindowRecord(KvRecordShape record) {
 
 // That are selected or in the static set, where all of a group's count.
 uint32_t EntriesOf(const KvPlan& plan) {
-  return (plan.n_chosen - plan.n_pinned) * plan.slot_record.group_tokens + plan.statics.n_entries;
+  return (plan.choice.n_chosen - plan.choice.n_pinned) * plan.slots.record.group_tokens + plan.n_statics();
 }
 
 }  // namespace
@@ -56,13 +56,16 @@ Planner::Planner(const KvOptions& options, const KvModelShape& model, uint32_t n
     : draft_{.options = options, .model = model}, family_(FamilyOf(*FindKvMethod(options.method))) {
   KvPlan& plan = draft_.plan;
   plan.method = *FindKvMethod(options.method);
+  family_.Begin(plan);
+  plan.layers.resize(model.n_layers);
   plan.n_ctx = n_ctx;
   plan.n_sequences = n_sequences;
-  plan.full_bytes = KvShape{KvType::kF16, n_sequences, model.n_kv_heads, model.head_dim, n_ctx}.size_bytes() *
-                    model.n_layers;
-  plan.budget_bytes = KvBudgetBytes(options, plan.full_bytes);
+  plan.budget.full_bytes =
+      KvShape{KvType::kF16, n_sequences, model.n_kv_heads, model.head_dim, n_ctx}.size_bytes() *
+      model.n_layers;
+  plan.budget.bytes = KvBudgetBytes(options, plan.budget.full_bytes);
   plan.flash_times = options.flash_times;
-  plan.adapter_from_file = options.adapter_from_file;
+  plan.adapter.is_from_file = options.adapter_from_file;
   input_ = {.model = model,
             .io_alignment_bytes = io_alignment_bytes,
             .computes_adapter = plan.method.has_adapters() && !options.adapter_from_file,
@@ -82,13 +85,13 @@ KvPlan Planner::AllInMemory() const {
   // Kept as records where f16 and f32 planes do not do: all of them in the window.
   const bool in_records = KeepsRecordsInMemory(draft_.options);
   plan.record = {k_type, v_type, draft_.model.n_kv_heads, draft_.model.head_dim, kWholeGroupTokens};
-  plan.slot_record = plan.record;
-  plan.window_record = WindowRecord(plan.record);
+  plan.slots.record = plan.record;
+  plan.window.record = WindowRecord(plan.record);
   plan.n_streams = plan.n_sequences;
-  plan.window_entries = std::max(draft_.options.window_entries.value_or(Rows().front().window_entries), 1U);
-  plan.n_window_slots = WindowSlots(plan.window_entries, plan.record.group_tokens, plan.n_groups());
-  plan.n_chosen = plan.n_cache_slots = plan.n_groups();
-  plan.prefill_tile_tokens = plan.n_ctx;
+  plan.window.n_entries = std::max(draft_.options.window_entries.value_or(Rows().front().window_entries), 1U);
+  plan.window.n_slots = WindowSlots(plan.window.n_entries, plan.record.group_tokens, plan.n_groups());
+  plan.SetCounts(plan.n_groups(), plan.n_groups());
+  plan.prefill.tile_tokens = plan.n_ctx;
   const KvShape shape = {k_type, plan.n_sequences, draft_.model.n_kv_heads, draft_.model.head_dim,
                          plan.n_ctx};
   plan.parts = {{"kv", shape.size_bytes() * draft_.model.n_layers, true, true}};
@@ -104,12 +107,12 @@ Result<KvPlan> Planner::Full() const {
   KvPlan plan = AllInMemory();
   if (Holds(plan)) return plan;
   const uint64_t needed = std::max(plan.prefill_bytes(), plan.decode_bytes());
-  const double fitting = static_cast<double>(plan.budget_bytes) / static_cast<double>(needed) * plan.n_ctx;
+  const double fitting = static_cast<double>(plan.budget.bytes) / static_cast<double>(needed) * plan.n_ctx;
   return Status(StatusCode::kOutOfMemory,
                 fmt::format("the KV budget of {} is too small: the method full needs {} for {} tokens of "
                             "context in {}, and about {} tokens would fit; raise the budget (--kv-budget), "
                             "shorten the context, or take a method that keeps KV on flash (--kv-method)",
-                            BytesText(plan.budget_bytes), BytesText(needed), plan.n_ctx,
+                            BytesText(plan.budget.bytes), BytesText(needed), plan.n_ctx,
                             Counted(plan.n_sequences, "sequence"), static_cast<uint64_t>(fitting)));
 }
 
@@ -127,17 +130,17 @@ KvPlan Planner::Shape(const Row& row) const {
   const bool is_exact = family_.is_exact(plan);
   plan.record.k_type = draft_.options.k_type.value_or(is_exact ? KvType::kF16 : row.k_type);
   plan.record.v_type = draft_.options.v_type.value_or(is_exact ? KvType::kF16 : row.v_type);
-  plan.slot_record.k_type = plan.record.k_type;
-  plan.slot_record.v_type = plan.record.v_type;
-  plan.window_record = WindowRecord(plan.record);
+  plan.slots.record.k_type = plan.record.k_type;
+  plan.slots.record.v_type = plan.record.v_type;
+  plan.window.record = WindowRecord(plan.record);
   SetWindow(WindowOf(row), plan);
   family_.ShapeIndex(draft_, row, plan);
   return plan;
 }
 
 void Planner::SetWindow(uint32_t window_entries, KvPlan& plan) const {
-  plan.window_entries = window_entries;
-  plan.n_window_slots = WindowSlots(plan.window_entries, plan.record.group_tokens, plan.n_groups());
+  plan.window.n_entries = window_entries;
+  plan.window.n_slots = WindowSlots(plan.window.n_entries, plan.record.group_tokens, plan.n_groups());
 }
 
 KvPlan Planner::Sized(const Row& row, uint32_t n_chosen, uint32_t n_cache_slots) const {
@@ -153,16 +156,12 @@ KvPlan Planner::Sized(KvPlan plan, uint32_t n_chosen, uint32_t n_cache_slots) co
 }
 
 void Planner::SetSpace(KvPlan& plan) const {
-  bool has_int4 = false;
-  for (const KvRecordShape& record : {plan.record, plan.kept.low_record, plan.statics.low_record}) {
-    has_int4 = has_int4 || record.k_type == KvType::kInt4 || record.v_type == KvType::kInt4;
-  }
-  plan.rotates = draft_.options.rotate.value_or(has_int4);
-  plan.n_exact_groups = plan.n_exact_chosen = plan.n_exact_entries = 0;
+  plan.rotates = draft_.options.rotate.value_or(plan.has_int4());
+  plan.window.n_exact_groups = plan.window.n_exact_chosen = plan.window.n_exact_entries = 0;
   if (!plan.rotates) return;
   family_.SetExactGroups(plan);
-  plan.n_exact_entries = std::min(draft_.options.sink_entries.value_or(kSinkEntries),
-                                  plan.n_exact_groups * plan.record.group_tokens);
+  plan.window.n_exact_entries = std::min(draft_.options.sink_entries.value_or(kSinkEntries),
+                                         plan.window.n_exact_groups * plan.record.group_tokens);
 }
 
 // As given; what is open as small as makes sense: one group beside the pinned ones, and no slots where there
@@ -177,7 +176,7 @@ KvPlan Planner::Smallest(const Row& row) const {
 // The smallest budget with which the row's types are tried, where the budget is to be filled.
 uint64_t Planner::SuitableFrom(const Row& row) const {
   return static_cast<uint64_t>(
-      std::ceil(row.share * kNearlyOne * static_cast<double>(draft_.plan.full_bytes)));
+      std::ceil(row.share * kNearlyOne * static_cast<double>(draft_.plan.budget.full_bytes)));
 }
 
 // The plan for the largest number from `least` to `most` that fits.
@@ -205,7 +204,7 @@ uint32_t Planner::MostWorth() const {
   if (model.layer_products == 0) return draft_.plan.n_choosable();
   const double per_entry = 2.0 * model.n_heads * model.head_dim;
   const double share =
-      static_cast<double>(draft_.plan.budget_bytes) / static_cast<double>(draft_.plan.full_bytes);
+      static_cast<double>(draft_.plan.budget.bytes) / static_cast<double>(draft_.plan.budget.full_bytes);
   const double entries = std::max(kAttentionShare * static_cast<double>(model.layer_products) / per_entry,
                                   kShareOfBudget * share * draft_.plan.n_ctx);
   return SlotsOf(std::max(kSurelyPaying, static_cast<uint32_t>(std::min(entries, 1e9))));
@@ -216,21 +215,23 @@ uint32_t Planner::MostWorth() const {
 std::optional<KvPlan> Planner::FitSelection(const Row& row) const {
   std::optional<KvPlan> most = FitMostGroups(row);
   if (!most || !family_.selects_from_flash() || needs_equal_capacity() || !draft_.fills_budget() ||
-      !draft_.has_budget() || most->statics.share.by_prompt) {
+      !draft_.has_budget() || most->static_share().by_prompt) {
     return most;
   }
-  if (most->n_chosen == most->n_choosable()) return most;
-  const uint32_t fitting = std::max(most->n_chosen, most->statics.n_total);
+  if (most->choice.n_chosen == most->n_choosable()) return most;
+  const uint32_t fitting = most->n_total();
   const uint32_t n_total = std::min(fitting, MostWorth());
   const bool is_filled =
-      static_cast<double>(most->decode_bytes()) >= kNearlyFilled * static_cast<double>(most->budget_bytes);
+      static_cast<double>(most->decode_bytes()) >= kNearlyFilled * static_cast<double>(most->budget.bytes);
   if (n_total == fitting && is_filled) return most;
   const KvPlan least = Sized(row, n_total, n_total);
-  std::optional<KvPlan> plan = FitMost(least.n_chosen, draft_.plan.n_choosable(), [&](uint32_t n_slots) {
-    return Sized(row, n_total, n_slots == n_total ? n_slots + 1 : n_slots);  // as many as M would be C = M
-  });
+  std::optional<KvPlan> plan =
+      FitMost(least.choice.n_chosen, draft_.plan.n_choosable(), [&](uint32_t n_slots) {
+        return Sized(row, n_total,
+                     n_slots == n_total ? n_slots + 1 : n_slots);  // as many as M would be C = M
+      });
   if (!plan) return most;
-  plan->is_limited_by_attention = n_total < fitting;
+  plan->choice.is_limited_by_attention = n_total < fitting;
   return plan;
 }
 
@@ -238,7 +239,7 @@ std::optional<KvPlan> Planner::FitSelection(const Row& row) const {
 std::optional<KvPlan> Planner::FitMostSlots(const Row& row, uint32_t n_chosen) const {
   KvPlan all = Sized(row, n_chosen, n_chosen);
   if (Holds(all)) return all;
-  if (draft_.plan.budget_bytes < SuitableFrom(row)) return std::nullopt;
+  if (draft_.plan.budget.bytes < SuitableFrom(row)) return std::nullopt;
   return FitMost(0, n_chosen - 1, [&](uint32_t n) { return Sized(row, n_chosen, n); });
 }
 
@@ -291,20 +292,19 @@ std::optional<KvPlan> Planner::FitBestRow() const {
   std::optional<KvPlan> best;
   std::optional<KvPlan> enough;
   for (const Row& row : Rows()) {
-    if (draft_.fills_budget() && draft_.plan.budget_bytes < SuitableFrom(row)) continue;
+    if (draft_.fills_budget() && draft_.plan.budget.bytes < SuitableFrom(row)) continue;
     const std::optional<KvPlan> plan = Fit(row);
     if (!plan) continue;
     const uint32_t entries = EntriesOf(*plan);
-    if (!draft_.fills_budget() || plan->n_chosen == plan->n_choosable()) return plan;
+    if (!draft_.fills_budget() || plan->choice.n_chosen == plan->n_choosable()) return plan;
     if (entries >= EnoughFor(row) && !enough) enough = plan;
-    if (!best || plan->n_chosen > best->n_chosen) best = plan;
+    if (!best || plan->choice.n_chosen > best->choice.n_chosen) best = plan;
   }
   return enough ? enough : best;
 }
 
 bool Planner::SelectsEnough(const KvPlan& plan) const {
-  const uint32_t n_total = std::max(plan.n_chosen, plan.statics.n_total);
-  return n_total >= SlotsOf(kPaperEntries) || plan.n_chosen == plan.n_choosable();
+  return plan.n_total() >= SlotsOf(kPaperEntries) || plan.choice.n_chosen == plan.n_choosable();
 }
 
 Status Planner::SettleSize(uint32_t size) {
@@ -333,7 +333,7 @@ bool Planner::HasTypesOf(const KvPlan& plan, const KvPlan& other) {
     return KvElementBits(p.record.k_type) + KvElementBits(p.record.v_type);
   };
   return record_bits(plan) >= record_bits(other) && plan.index.rank >= other.index.rank &&
-         plan.window_entries >= other.window_entries &&
+         plan.window.n_entries >= other.window.n_entries &&
          KvElementBits(plan.index.type) >= KvElementBits(other.index.type);
 }
 
@@ -342,14 +342,14 @@ bool Planner::HasTypesOf(const KvPlan& plan, const KvPlan& other) {
 Result<std::optional<KvPlan>> Planner::FitBest() {
   draft_.leaves_statics_out = false;
   KVRUN_ASSIGN_OR_RETURN(std::optional<KvPlan> best, FitBestSize());
-  const StaticShare share = draft_.plan.statics.share;
-  if (!family_.may_have_statics(draft_.plan) || share.by_prompt || share.share == 0.0) return best;
+  const StaticShare share = draft_.plan.static_share();
+  if (share.by_prompt || share.share == 0.0) return best;
   const bool is_made = best && best->has_statics();
   if (is_made && !draft_.may_choose_statics()) return best;
   draft_.leaves_statics_out = true;
   KVRUN_ASSIGN_OR_RETURN(std::optional<KvPlan> without, FitBestSize());
   const bool is_needed =
-      is_made && without && without->n_chosen < without->n_choosable() && HasTypesOf(*best, *without);
+      is_made && without && without->choice.n_chosen < without->n_choosable() && HasTypesOf(*best, *without);
   if (is_needed && EntriesOf(*best) >= kWorthItsStatics * EntriesOf(*without)) return best;
   return without;
 }
@@ -376,14 +376,14 @@ Result<KvPlan> Planner::Partial() {
     KVRUN_ASSIGN_OR_RETURN(const Least least, FindLeastSize());
     if (!draft_.options.budget_fraction) return TooLarge(least);
     const std::string advice = has_count() ? SelectLess() : "";
-    const uint64_t asked_bytes = std::exchange(draft_.plan.budget_bytes, least.fillable_bytes);
+    const uint64_t asked_bytes = std::exchange(draft_.plan.budget.bytes, least.fillable_bytes);
     KVRUN_ASSIGN_OR_RETURN(best, FitAndRead());
     KVRUN_CHECK(best.has_value());
-    best->raises_budget = true;
+    best->budget.is_raised = true;
     // No reading is measured later that would take the rest.
     if (!family_.selects_from_flash())
-      best->budget_bytes = std::max(best->prefill_bytes(), best->decode_bytes());
-    best->notes.push_back(NoteOfRaise(asked_bytes, best->budget_bytes, advice));
+      best->budget.bytes = std::max(best->prefill_bytes(), best->decode_bytes());
+    best->notes.for_people.push_back(NoteOfRaise(asked_bytes, best->budget.bytes, advice));
   }
   if (draft_.options.reads_per_layer.value_or(0.0) > 0.0 && !best->limits_reads()) {
     return Status(
@@ -392,7 +392,7 @@ Result<KvPlan> Planner::Partial() {
         "less (--kv-select), or leave it out");
   }
   if (draft_.adapts()) SetPace(*best);
-  if (best->reading) best->details.push_back(NoteOfReading(*best));
+  if (best->reading() != nullptr) best->notes.for_experts.push_back(NoteOfReading(*best));
   return *std::move(best);
 }
 

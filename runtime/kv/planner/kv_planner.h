@@ -11,6 +11,7 @@
 
 #include "platform/base/status.h"
 #include "runtime/kv/plan/kv_plan.h"
+#include "runtime/kv/plan/kv_plan_input.h"
 #include "runtime/kv/planner/kv_family.h"
 #include "runtime/kv/planner/kv_plan_sizes.h"
 #include "runtime/kv/planner/plan_draft.h"
@@ -81,7 +82,7 @@ class Planner {
   void SetSpace(KvPlan& plan) const;
   static bool HasTypesOf(const KvPlan& plan, const KvPlan& other);
   static bool Holds(const KvPlan& plan) {
-    return std::max(plan.decode_bytes(), plan.prefill_bytes()) <= plan.budget_bytes;
+    return std::max(plan.decode_bytes(), plan.prefill_bytes()) <= plan.budget.bytes;
   }
   KvPlan Smallest(const Row& row) const;
   // How many are selected or kept is given, and could be less.
@@ -109,7 +110,7 @@ class Planner {
   bool reads_as_is_worth() const {
     return draft_.has_budget() && draft_.fills_budget() &&
            draft_.plan.method.defaults.may_select_more_than_slots && !needs_equal_capacity() &&
-           !draft_.plan.statics.share.by_prompt;
+           !draft_.plan.static_share().by_prompt;
   }
   // And it is known what reading costs.
   bool may_read_more() const { return reads_as_is_worth() && (limits_reading() || hide() == 0.0); }

@@ -14,9 +14,9 @@ namespace kvrun {
 std::string Planner::SelectLess() const {
   std::optional<KvPlan> most;
   for (const Row& row : Rows()) {
-    if (fills_slots() && draft_.plan.budget_bytes < SuitableFrom(row)) continue;
+    if (fills_slots() && draft_.plan.budget.bytes < SuitableFrom(row)) continue;
     const std::optional<KvPlan> fits = FitMostGroups(row);
-    if (fits && (!most || fits->n_chosen > most->n_chosen)) most = fits;
+    if (fits && (!most || fits->choice.n_chosen > most->choice.n_chosen)) most = fits;
   }
   if (!most) return "";
   return family_.AdviseLess(draft_, *most);
@@ -57,7 +57,7 @@ Status Planner::TooLarge(const Least& least) const {
       StatusCode::kOutOfMemory,
       fmt::format("the KV budget of {} is too small: the method {} needs at least {} in {} for {} tokens of "
                   "context in {} ({}); {}raise the budget to that (--kv-budget), or shorten the context",
-                  BytesText(plan.budget_bytes), plan.method.name, BytesText(least.bytes),
+                  BytesText(plan.budget.bytes), plan.method.name, BytesText(least.bytes),
                   is_prefill ? "prefill" : "decoding", plan.n_ctx, Counted(plan.n_sequences, "sequence"),
                   parts, advice)};
 }

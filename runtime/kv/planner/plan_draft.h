@@ -5,10 +5,11 @@
 #include <optional>
 
 #include "runtime/kv/plan/kv_plan.h"
+#include "runtime/kv/plan/kv_plan_input.h"
 
 namespace kvrun {
 
-// A row of the table in kv_plan.h.
+// A row of the table in plan_kv.h.
 struct PlanRow {
   double share;
   KvType k_type;
@@ -28,9 +29,9 @@ struct PlanDraft {
   std::optional<uint32_t> n_cache_slots = {};
   uint32_t size = 0;  // of clusters on average, or of groups: what is tried (KvFamily::Sizes); 0: as usual
   bool leaves_statics_out = false;
-  double reads_per_layer = 0.0;  // KvPlan::reads_per_layer, of what is tried
+  double reads_per_layer = 0.0;  // KvSlotPlan::reads_per_layer, of what is tried
 
-  bool has_budget() const { return plan.budget_bytes != UINT64_MAX; }
+  bool has_budget() const { return plan.budget.bytes != UINT64_MAX; }
   // What is open is how much is selected.
   bool fills_budget() const { return !n_chosen && !n_cache_slots; }
   bool adapts() const { return options.adapt.value_or(false); }

@@ -49,19 +49,19 @@ class MethodChoice {
         full_options_(OptionsOfFull(options, &unused_)),
         resident_(Planner(full_options_, model, n_ctx, n_sequences, 1).AllInMemory()) {}
 
-  bool HoldsAll() const { return NeededBytes(resident_) <= resident_.budget_bytes; }
+  bool HoldsAll() const { return NeededBytes(resident_) <= resident_.budget.bytes; }
 
   Result<KvPlan> Plan(uint32_t io_alignment_bytes) const {
     if (HoldsAll()) return Resident();
     const KvOptions on_flash = WithMethod(options_, MethodOfBudget());
     Result<KvPlan> plan = PlanOnFlash(on_flash, io_alignment_bytes);
-    if (plan.ok()) return plan->raises_budget && !IsLess(*plan) ? Resident() : plan;
+    if (plan.ok()) return plan->budget.is_raised && !IsLess(*plan) ? Resident() : plan;
     if (plan.status().code() != StatusCode::kOutOfMemory) return plan;
     // As a share it would be raised to the least that kvswap takes.
     KvOptions share = on_flash;
     share.budget_bytes.reset();
     share.budget_fraction =
-        static_cast<double>(resident_.budget_bytes) / static_cast<double>(resident_.full_bytes);
+        static_cast<double>(resident_.budget.bytes) / static_cast<double>(resident_.budget.full_bytes);
     const Result<KvPlan> least = PlanOnFlash(share, io_alignment_bytes);
     return !least.ok() || IsLess(*least) ? plan : Refuse();
   }
@@ -70,7 +70,7 @@ class MethodChoice {
   Result<KvPlan> PlanOnFlash(const KvOptions& options, uint32_t io_alignment_bytes) const {
     return Planner(options, model_, resident_.n_ctx, resident_.n_sequences, io_alignment_bytes).Plan();
   }
-  bool IsLess(const KvPlan& plan) const { return plan.budget_bytes < NeededBytes(resident_); }
+  bool IsLess(const KvPlan& plan) const { return plan.budget.bytes < NeededBytes(resident_); }
 
   KvPlan Resident() const {
     KvPlan plan = resident_;
@@ -78,18 +78,18 @@ class MethodChoice {
     std::string note;
     if (HoldsAll()) {
       note = fmt::format("the KV budget of {} (--kv-budget) holds all KV of {}, which takes {}",
-                         BytesText(plan.budget_bytes), ContextText(plan), BytesText(needed));
+                         BytesText(plan.budget.bytes), ContextText(plan), BytesText(needed));
     } else {
       note = fmt::format(
           "the KV budget (--kv-budget) is a share of {}, which is too small for {}: it is raised to {}, the "
           "least that works, which holds all their KV",
-          BytesText(plan.budget_bytes), ContextText(plan), BytesText(needed));
-      plan.raises_budget = true;
-      plan.budget_bytes = needed;
+          BytesText(plan.budget.bytes), ContextText(plan), BytesText(needed));
+      plan.budget.is_raised = true;
+      plan.budget.bytes = needed;
     }
     note += ": the KV stays in memory (method full)";
     if (!unused_.empty()) note += fmt::format(", which has no use for the KV options {}", unused_);
-    plan.notes.push_back(note);
+    plan.notes.for_people.push_back(note);
     return plan;
   }
 
@@ -98,7 +98,7 @@ class MethodChoice {
         StatusCode::kOutOfMemory,
         fmt::format("the KV budget of {} is too small: all KV of {} needs {}, and the method kvswap needs no "
                     "less for so few tokens; raise the budget to that (--kv-budget), or shorten the context",
-                    BytesText(resident_.budget_bytes), ContextText(resident_),
+                    BytesText(resident_.budget.bytes), ContextText(resident_),
                     BytesText(NeededBytes(resident_)))};
   }
 

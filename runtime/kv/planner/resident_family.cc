@@ -7,6 +7,8 @@ namespace {
 
 class Resident final : public KvFamily {
  public:
+  void Begin(KvPlan& plan) const override { plan.family = ResidentPlan{}; }
+
   Status Settle(PlanDraft& /*draft*/) const override { return Status::Ok(); }
 
   uint32_t SlotsOf(const KvPlan& plan, uint32_t /*entries*/) const override { return plan.n_groups(); }
@@ -17,10 +19,10 @@ class Resident final : public KvFamily {
 
   void SetCounts(const PlanDraft& /*draft*/, uint32_t /*n_chosen*/, uint32_t /*n_cache_slots*/,
                  KvPlan& plan) const override {
-    plan.n_chosen = plan.n_cache_slots = plan.n_groups();
+    plan.SetCounts(plan.n_groups(), plan.n_groups());
   }
   void SetExactGroups(KvPlan& plan) const override {
-    plan.n_exact_groups = plan.n_exact_chosen = UsualSinkGroups(plan);
+    plan.window.n_exact_groups = plan.window.n_exact_chosen = UsualSinkGroups(plan);
   }
 
   bool has_file() const override { return false; }

@@ -31,11 +31,11 @@ void SettleRecord(bool is_selected, uint32_t tried_tokens, PlanDraft& draft) {
   plan.record.group_tokens = options.group_tokens.value_or(
       tried_tokens > 0 ? tried_tokens : defaults.group_tokens.value_or(usual_tokens));
   plan.record.head_dim = draft.model.head_dim;
-  plan.heads = options.heads.value_or(defaults.heads.value_or(HeadReduction::kSoftmax));
-  const bool per_head = is_selected && plan.heads == HeadReduction::kPerKvHead;
+  plan.choice.heads = options.heads.value_or(defaults.heads.value_or(HeadReduction::kSoftmax));
+  const bool per_head = is_selected && plan.choice.heads == HeadReduction::kPerKvHead;
   plan.record.n_heads = per_head ? 1 : draft.model.n_kv_heads;
   plan.n_streams = plan.n_sequences * (per_head ? draft.model.n_kv_heads : 1);
-  plan.slot_record = plan.record;
+  plan.slots.record = plan.record;
 }
 
 uint32_t SinksOf(const PlanDraft& draft) {
@@ -51,14 +51,14 @@ void SettleChoice(uint32_t sinks, std::string_view usual_policy, PlanDraft& draf
   const KvOptions& options = draft.options;
   const KvDefaults& defaults = plan.method.defaults;
   const AdapterKind usual_kind = sinks == 0 ? AdapterKind::kQuery : AdapterKind::kQueryCentred;
-  plan.adapter_kind = options.adapter_kind.value_or(defaults.adapter_kind.value_or(usual_kind));
-  plan.policy = options.policy.empty() ? usual_policy : options.policy;
-  plan.mass_share = static_cast<float>(options.mass_share.value_or(0.0));
+  plan.adapter.kind = options.adapter_kind.value_or(defaults.adapter_kind.value_or(usual_kind));
+  plan.slots.policy = options.policy.empty() ? usual_policy : options.policy;
+  plan.choice.mass_share = static_cast<float>(options.mass_share.value_or(0.0));
   const bool samples = options.sample_entries.value_or(0) > 0;
-  const bool usually_by_mass = defaults.goes_by_mass && plan.heads != HeadReduction::kSum;
-  plan.group_score =
+  const bool usually_by_mass = defaults.goes_by_mass && plan.choice.heads != HeadReduction::kSum;
+  plan.choice.group_score =
       options.mass_share || samples || usually_by_mass ? GroupScore::kMass : plan.method.group_score;
-  plan.sample_seed = options.sample_seed.value_or(0);
+  plan.choice.sample_seed = options.sample_seed.value_or(0);
 }
 
 void SettleCounts(uint32_t n_extents, PlanDraft& draft) {
@@ -66,7 +66,7 @@ void SettleCounts(uint32_t n_extents, PlanDraft& draft) {
   if (!entries && !draft.has_budget()) entries = kPaperEntries;
   if (entries) draft.n_chosen = FamilyOf(draft.plan.method).SlotsOf(draft.plan, *entries);
   if (draft.options.reuse_groups) draft.n_cache_slots = std::min(*draft.options.reuse_groups, n_extents);
-  draft.plan.reuse_limits_selection =
+  draft.plan.choice.is_limited_by_reuse =
       !draft.n_chosen && draft.n_cache_slots && *draft.n_cache_slots < n_extents;
 }
 
@@ -80,17 +80,18 @@ uint32_t LeastSelected(const PlanDraft& draft) {
 
 void SetSlots(const PlanDraft& draft, uint32_t n_chosen, uint32_t n_cache_slots, KvPlan& plan) {
   const KvOptions& options = draft.options;
-  plan.n_chosen = n_chosen;
-  plan.n_cache_slots = n_cache_slots;
+  plan.SetCounts(n_chosen, n_cache_slots);
   const uint32_t n_sampled = options.sample_entries.value_or(0) / plan.record.group_tokens;
-  plan.n_sampled = std::min({n_sampled, plan.n_choosable() - plan.n_chosen, uint32_t{KVRUN_MAX_SAMPLED}});
-  plan.n_pool_slots = plan.n_chosen - std::min(plan.n_chosen, plan.n_cache_slots) + plan.most_sampled();
-  plan.reads_per_layer = plan.n_pool_slots == 0 ? draft.reads_per_layer : 0.0;
+  plan.choice.n_sampled =
+      std::min({n_sampled, plan.n_choosable() - plan.choice.n_chosen, uint32_t{KVRUN_MAX_SAMPLED}});
+  plan.slots.n_pool_slots =
+      plan.choice.n_chosen - std::min(plan.choice.n_chosen, plan.slots.n_cache_slots) + plan.most_sampled();
+  plan.slots.reads_per_layer = plan.slots.n_pool_slots == 0 ? draft.reads_per_layer : 0.0;
   const bool follows_shares = plan.method.defaults.follows_layer_shares &&
                               options.layer_shares.size() == draft.model.n_layers && !draft.adapts() &&
-                              !plan.statics.share.by_prompt && options.kept_shares != KeptShares::kEven;
+                              !plan.static_share().by_prompt && options.kept_shares != KeptShares::kEven;
   if (follows_shares) ShareAmongLayers(options.layer_shares, plan);
-  if (options.cut_layer) CutOneLayer(*options.cut_layer, draft.model.n_layers, plan);
+  if (options.cut_layer) CutOneLayer(*options.cut_layer, plan);
 }
 
 }  // namespace kvrun

@@ -22,7 +22,7 @@ class ReplayedSelector final : public KvSelector {
     choices_.reserve(n);
     for (size_t i = 0; i < n; ++i) {
       const auto layer = static_cast<uint32_t>(i / n_streams_);
-      choices_.emplace_back(repeated_share, plan.n_pinned, plan.chosen_of(layer), i);
+      choices_.emplace_back(repeated_share, plan.choice.n_pinned, plan.layers[layer].n_chosen, i);
     }
   }
 

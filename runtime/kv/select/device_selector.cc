@@ -45,11 +45,11 @@ std::span<const uint32_t> DeviceSelector::List(const StreamStep& step) const {
 }
 
 Result<std::span<const uint32_t>> DeviceSelector::Choose(const StreamStep& step) {
-  return CheckedGroups(List(step), plan_.chosen_of(step.layer), "chose", step);
+  return CheckedGroups(List(step), plan_.layers[step.layer].n_chosen, "chose", step);
 }
 
 Result<GroupSample> DeviceSelector::Sample(const StreamStep& step) {
-  if (plan_.n_sampled == 0) return GroupSample();
+  if (plan_.choice.n_sampled == 0) return GroupSample();
   const ChoiceList shape = plan_.choice_list(step.layer);
   const std::span<const uint32_t> list = List(step);
   KVRUN_ASSIGN_OR_RETURN(

@@ -24,7 +24,7 @@ class HostSelector : public KvSelector {
   Buffer* chosen(uint32_t /*layer*/) const override { return nullptr; }
   Result<std::span<const uint32_t>> Choose(const StreamStep& step) override {
     uint32_t* const list = &lists_[Offset(step)];
-    list[0] = Fill(step, std::span(list + 1, plan_.n_chosen));
+    list[0] = Fill(step, std::span(list + 1, plan_.choice.n_chosen));
     return std::span<const uint32_t>(list + 1, list[0]);
   }
   std::span<const uint32_t> LastChoice(const StreamStep& step) const override {
@@ -38,7 +38,7 @@ class HostSelector : public KvSelector {
   const KvPlan& plan() const { return plan_; }
 
  private:
-  size_t ListWords() const { return 1 + size_t{plan_.n_chosen}; }
+  size_t ListWords() const { return 1 + size_t{plan_.choice.n_chosen}; }
   size_t Offset(const StreamStep& step) const {
     return (size_t{step.layer} * plan_.n_streams + step.stream) * ListWords();
   }

@@ -14,7 +14,7 @@ class PinnedSelector final : public HostSelector {
 
  private:
   uint32_t Fill(const StreamStep& step, std::span<uint32_t> groups) override {
-    const uint32_t n = std::min(plan().n_pinned, step.n_groups);
+    const uint32_t n = std::min(plan().choice.n_pinned, step.n_groups);
     std::iota(groups.begin(), groups.begin() + n, 0U);
     return n;
   }

@@ -19,8 +19,8 @@ class RandomSelector final : public HostSelector {
   uint32_t Fill(const StreamStep& step, std::span<uint32_t> groups) override {
     const uint64_t stream = uint64_t{step.layer} * plan().heads_per_sequence() + step.head;
     Random random((stream << 32) + step.position);
-    const uint32_t n_pinned = std::min(plan().n_pinned, step.n_groups);
-    uint32_t left = std::min(plan().n_chosen, step.n_groups) - n_pinned;
+    const uint32_t n_pinned = std::min(plan().choice.n_pinned, step.n_groups);
+    uint32_t left = std::min(plan().choice.n_chosen, step.n_groups) - n_pinned;
     uint32_t n = 0;
     for (; n < n_pinned; ++n) groups[n] = n;
     for (uint32_t group = n_pinned; left > 0; ++group) {

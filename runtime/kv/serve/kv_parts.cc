@@ -93,7 +93,7 @@ LedgerParts MakeGroups(const LedgerNeeds& needs) {
   }
   const KvPlan& plan = needs.plan;
   if (plan.has_statics()) {
-    if (plan.statics.lays_pages) {
+    if (plan.of_groups().statics.lays_pages) {
       parts.pages = std::make_unique<StaticPages>(plan, needs.n_layers, *store, *needs.index);
     }
     parts.statics = std::make_unique<StaticSet>(needs.device, plan, needs.n_layers, parts.pages.get());

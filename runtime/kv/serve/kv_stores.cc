@@ -12,16 +12,16 @@ namespace {
 
 Result<std::unique_ptr<ClusterFiles>> MakeClusterFiles(const KvPlan& plan, uint32_t n_layers,
                                                        std::unique_ptr<BlockFile> file) {
-  if (plan.clusters.layout == ClusterLayout::kSequence) {
+  if (plan.of_clusters().layout == ClusterLayout::kSequence) {
     KVRUN_ASSIGN_OR_RETURN(auto in_sequence, SequenceClusters::Create(std::move(file), plan, n_layers));
     return std::unique_ptr<ClusterFiles>(std::move(in_sequence));
   }
   const ClusterStoreShape shape{.n_layers = n_layers,
                                 .n_streams = plan.n_streams,
-                                .n_clusters = plan.clusters.n_clusters,
-                                .max_records = plan.records_per_cluster(),
-                                .record_bytes = static_cast<uint32_t>(plan.slot_record.size_bytes()),
-                                .layout = plan.clusters.layout};
+                                .n_clusters = plan.of_clusters().n_clusters,
+                                .max_records = plan.records_per_extent(),
+                                .record_bytes = static_cast<uint32_t>(plan.slots.record.size_bytes()),
+                                .layout = plan.of_clusters().layout};
   KVRUN_ASSIGN_OR_RETURN(auto clusters, ClusterStore::Create(std::move(file), shape, plan.staging_bytes));
   return std::unique_ptr<ClusterFiles>(std::move(clusters));
 }
@@ -38,7 +38,7 @@ Result<KvStores> MakeKvStores(const KvPlan& plan, uint32_t n_layers, std::unique
   }
   if (plan.method.has_clusters()) {
     KVRUN_ASSIGN_OR_RETURN(stores.clusters, MakeClusterFiles(plan, n_layers, std::move(file)));
-    if (plan.clusters.rows_on_flash) {
+    if (plan.of_clusters().rows_on_flash) {
       KVRUN_ASSIGN_OR_RETURN(stores.rows,
                              RowStore::Create(std::move(rows_file), ClusterRows::StoreShape(plan, n_layers)));
     }

@@ -24,15 +24,15 @@ LayerServer::LayerServer(const KvPlan& plan, uint32_t n_layers, RecentWindow& wi
     std::iota(all_.begin(), all_.end(), 0U);
   }
   // Where a prompt says the static set's share, all may be chosen.
-  const uint32_t most_needed = std::max(plan.n_needed(), plan.statics.n_total);
+  const uint32_t most_needed = std::max(plan.n_needed(), plan.n_total());
   if (reads_) fetches_.reserve(size_t{plan.n_streams} * most_needed);
   planned_.reserve(plan.n_streams);
   samples_.reserve(plan.n_streams);
-  if (plan.n_sampled > 0) {
+  if (plan.choice.n_sampled > 0) {
     with_samples_.reserve(size_t{plan.n_streams} * most_needed);
     is_drawn_.reserve(most_needed);
   }
-  if (plan.limits_reads()) read_limit_.emplace(plan.reads_per_layer, plan.n_streams);
+  if (plan.limits_reads()) read_limit_.emplace(plan.slots.reads_per_layer, plan.n_streams);
   stats_.layer_fetch_ms.resize(n_layers);
   stats_.layer_loads.resize(n_layers);
 }
@@ -120,7 +120,7 @@ Status LayerServer::PlanStream(const StreamStep& step) {
   }
   // The exact groups, which come first, are attended to in the window's records.
   if (extents_ == nullptr) {
-    const auto others = std::lower_bound(chosen.begin(), chosen.end(), plan_.n_exact_groups);
+    const auto others = std::lower_bound(chosen.begin(), chosen.end(), plan_.window.n_exact_groups);
     const auto n_first = static_cast<size_t>(others - chosen.begin());
     chosen = chosen.subspan(n_first);
     may_stay_unread = MayStayUnread(step, n_first);
@@ -188,13 +188,14 @@ void LayerServer::Count(const StreamStep& step, std::span<const uint32_t> record
   };
   const auto unpinned = [&](std::span<const uint32_t> of) {
     uint64_t n = 0;
-    for (const uint32_t record : of) n += record >= plan_.n_pinned ? size(record) : 0;
+    for (const uint32_t record : of) n += record >= plan_.choice.n_pinned ? size(record) : 0;
     return n;
   };
   const uint64_t n_chosen = unpinned(records);
   const uint64_t n_rest = unpinned(plan.rest);
   uint64_t n_loads = 0;
-  for (const SlotLoad& load : plan.loads) n_loads += load.extent >= plan_.n_pinned ? size(load.extent) : 0;
+  for (const SlotLoad& load : plan.loads)
+    n_loads += load.extent >= plan_.choice.n_pinned ? size(load.extent) : 0;
   stats_.chosen_groups += n_chosen;
   stats_.drawn_groups += samples_.back().groups.size();
   stats_.least_groups = stats_.choices == 0 ? n_chosen : std::min(stats_.least_groups, n_chosen);
@@ -225,7 +226,7 @@ Status LayerServer::ReadPlanned(uint32_t layer) {
 
 void LayerServer::CompactFetched(uint32_t layer) {
   for (const GroupFetch& fetch : fetches_) {
-    statics_->Compact(layer, fetch.stream, fetch.group, {fetch.memory, plan_.slot_record.size_bytes()});
+    statics_->Compact(layer, fetch.stream, fetch.group, {fetch.memory, plan_.slots.record.size_bytes()});
   }
 }
 
@@ -241,7 +242,7 @@ void LayerServer::DropPlanned(uint32_t layer) {
 Status LayerServer::NameSlots(const StreamStep& step) {
   const SlotBuffers* const own = slots_.own(step.layer);
   if (!reads_) {
-    const uint32_t n_exact = std::min(plan_.n_exact_groups, step.n_groups);
+    const uint32_t n_exact = std::min(plan_.window.n_exact_groups, step.n_groups);
     if (own != nullptr) own->NameFirst(step.stream, step.n_groups, n_exact);
   } else {
     const SlotCache::PlanResult& plan = planned_[size_t{step.row} * heads() + step.head];
@@ -295,7 +296,7 @@ std::vector<uint32_t> LayerServer::LastAttended(const StreamStep& step) const {
   const SlotCache& cache = *slots_.cache(step.layer, step.stream);
   std::vector<uint32_t> groups;
   for (const uint32_t group : chosen) {
-    if (group < plan_.n_exact_groups) groups.push_back(group);
+    if (group < plan_.window.n_exact_groups) groups.push_back(group);
   }
   for (const uint32_t slot : cache.planned_slots()) groups.push_back(cache.extent(slot));
   std::sort(groups.begin(), groups.end());
@@ -314,9 +315,9 @@ void LayerServer::AddPositions(uint32_t layer, uint32_t row, uint32_t head,
   if (extents_ == nullptr) return AddGroupPositions(step, positions);
   const SlotCache::PlanResult& plan = planned_[size_t{row} * heads() + head];
   const auto add = [&](uint32_t record, const std::byte* at) {
-    const std::span<const std::byte> bytes(at, plan_.slot_record.size_bytes());
+    const std::span<const std::byte> bytes(at, plan_.slots.record.size_bytes());
     for (uint32_t i = 0; i < extents_->n_entries(step, record); ++i) {
-      positions->push_back(PositionOf(plan_.slot_record, bytes, i));
+      positions->push_back(PositionOf(plan_.slots.record, bytes, i));
     }
   };
   for (const uint32_t slot : plan.slots) {

@@ -109,7 +109,7 @@ Status RecordCache::BeginPrefill(uint32_t sequence, uint32_t begin) {
 
 Status RecordCache::PutExact(uint32_t layer, uint32_t sequence, uint32_t first_group, uint32_t n_groups,
                              std::span<const std::byte> records, std::span<const std::byte> stored) {
-  const uint64_t bytes = plan_.window_record.size_bytes();
+  const uint64_t bytes = plan_.window.record.size_bytes();
   const uint64_t stored_bytes = plan_.record.size_bytes();
   const uint32_t heads = plan_.heads_per_sequence();
   for (uint32_t i = 0; i < heads * n_groups; ++i) {
@@ -122,12 +122,13 @@ Status RecordCache::PutExact(uint32_t layer, uint32_t sequence, uint32_t first_g
 
 Status RecordCache::ReadWindow(uint32_t layer, uint32_t stream, uint32_t first_group, uint32_t n_groups,
                                std::span<std::byte> records) {
-  const uint64_t bytes = plan_.window_record.size_bytes();
+  const uint64_t bytes = plan_.window.record.size_bytes();
   for (uint32_t i = 0; i < n_groups; ++i) {
     const uint32_t group = first_group + i;
     std::span<const std::byte> record;
-    if (group < plan_.n_exact_groups && !window_.Holds(stream / plan_.heads_per_sequence(),
-                                                       length(stream / plan_.heads_per_sequence()), group)) {
+    if (group < plan_.window.n_exact_groups &&
+        !window_.Holds(stream / plan_.heads_per_sequence(), length(stream / plan_.heads_per_sequence()),
+                       group)) {
       record = window_.Exact(layer, stream, group);
     } else {
       KVRUN_ASSIGN_OR_RETURN(record, window_.Read(layer, stream, group));
@@ -154,7 +155,7 @@ Status RecordCache::BeginDecode() {
 
 // Once: the first prompts have said it.
 void RecordCache::SettleStaticShare() {
-  if (!plan_.statics.share.by_prompt || has_static_share_) return;
+  if (!plan_.static_share().by_prompt || has_static_share_) return;
   const std::optional<double> share = ledger_->measured_static_share();
   if (!share) return;
   ChangeStaticShare(*share, plan_);
@@ -234,11 +235,11 @@ std::vector<std::vector<uint32_t>> RecordCache::GroupsBeforeWindow(uint32_t laye
 }
 
 void RecordCache::ReplaySelection(double repeated_share) {
-  if (selector_ == nullptr || parts_.extents != nullptr || plan_.statics.share.by_prompt) return;
+  if (selector_ == nullptr || parts_.extents != nullptr || plan_.static_share().by_prompt) return;
   // What is replayed has no scores: it repeats as much as the limit would have it.
-  if (plan_.limits_reads() && plan_.n_chosen > plan_.n_pinned) {
-    const double unpinned = plan_.n_chosen - plan_.n_pinned;
-    repeated_share = std::max(repeated_share, 1.0 - plan_.reads_per_layer / unpinned);
+  if (plan_.limits_reads() && plan_.choice.n_chosen > plan_.choice.n_pinned) {
+    const double unpinned = plan_.choice.n_chosen - plan_.choice.n_pinned;
+    repeated_share = std::max(repeated_share, 1.0 - plan_.slots.reads_per_layer / unpinned);
   }
   selector_ = std::make_unique<ReplayedSelector>(std::move(selector_), plan_, n_layers_, repeated_share);
   server_.SetSelector(selector_.get());
