@@ -7,13 +7,6 @@
 #include "runtime/engine/resident/resident_pass.h"
 
 namespace kvrun {
-namespace {
-
-// Of the states of a sequence, where memory has no budget.
-constexpr uint32_t kCopiesInMemory = 4;
-
-}  // namespace
-
 Result<std::unique_ptr<ForwardPass>> CreateForwardPass(const Model& model,
                                                        std::shared_ptr<const DeviceWeights> weights,
                                                        Device& device, const ForwardPassOptions& options) {
@@ -26,7 +19,7 @@ Result<std::unique_ptr<ForwardPass>> CreateForwardPass(const Model& model,
   }
   if (model.config.is_uniform()) return pass;
   return std::unique_ptr<ForwardPass>(
-      std::make_unique<ResumingPass>(std::move(pass), options.n_sequences, kCopiesInMemory));
+      std::make_unique<ResumingPass>(std::move(pass), options.n_sequences, kStateCopies));
 }
 
 }  // namespace kvrun

@@ -18,6 +18,9 @@
 
 namespace kvrun {
 
+// Copies of a sequence's states that are kept to go back to.
+inline constexpr uint32_t kStateCopies = 2;
+
 class LayerStates {
  public:
   // `kv_type`: f16 or f32, of windows. Nothing for a model whose layers all keep growing KV.

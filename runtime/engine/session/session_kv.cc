@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "runtime/engine/machine/storage_speed.h"
+#include "runtime/engine/pass/layer_states.h"
 #include "runtime/engine/pass/step_commands.h"
 #include "runtime/engine/session/session_adapter.h"
 #include "runtime/kv/planner/plan_kv.h"
@@ -199,7 +200,8 @@ KvModelShape ShapeOf(const ModelConfig& config) {
           .head_dim = config.head_dim,
           .n_embd = config.n_embd,
           .layer_products = of_attention + of_feed_forward,
-          .feed_forward_bytes = StepCommands::FeedForwardBytes(config)};
+          .feed_forward_bytes = StepCommands::FeedForwardBytes(config),
+          .state_bytes = (1 + kStateCopies) * LayerStates::SizeBytes(config, KvType::kF16, 1, UINT32_MAX)};
 }
 
 bool IsPlainResident(const KvPlan& plan) {

@@ -83,7 +83,7 @@ struct KvOptions {
 bool KeepsRecordsInMemory(const KvOptions& options);
 
 struct KvModelShape {
-  uint32_t n_layers = 0;
+  uint32_t n_layers = 0;  // that keep growing KV
   uint32_t n_heads = 0;
   uint32_t n_kv_heads = 0;
   uint32_t head_dim = 0;
@@ -92,6 +92,9 @@ struct KvModelShape {
   // A chunk's activations of the feed-forward network: prompts of several tiles give them up for what follows
   // a layer.
   uint64_t feed_forward_bytes = 0;
+  // What layers without growing KV keep of a sequence, whatever its length, with the copies to go back to.
+  // `n_layers` above are the others alone.
+  uint64_t state_bytes = 0;
 };
 
 }  // namespace kvrun

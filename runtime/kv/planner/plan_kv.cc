@@ -123,20 +123,8 @@ Status CheckInput(const KvOptions& options, const KvModelShape& model, uint32_t 
   return CheckKvOptions(WithMethod(options, DefaultMethod(options)), model);
 }
 
-}  // namespace
-
-bool IsSurelyResident(const KvOptions& options, const KvModelShape& model, uint32_t n_ctx,
-                      uint32_t n_sequences) {
-  if (!CheckInput(options, model, n_ctx, n_sequences).ok()) return false;
-  if (!options.method.empty()) return !FamilyOf(*FindKvMethod(options.method)).has_file();
-  if (!HasBudget(options)) return true;
-  return MethodChoice(options, model, n_ctx, n_sequences).HoldsAll();
-}
-
-Result<KvPlan> PlanKv(const KvOptions& options, const KvModelShape& model, uint32_t n_ctx,
-                      uint32_t n_sequences, uint32_t io_alignment_bytes) {
-  KVRUN_CHECK(std::has_single_bit(io_alignment_bytes));
-  KVRUN_RETURN_IF_ERROR(CheckInput(options, model, n_ctx, n_sequences));
+Result<KvPlan> PlanGrowing(const KvOptions& options, const KvModelShape& model, uint32_t n_ctx,
+                           uint32_t n_sequences, uint32_t io_alignment_bytes) {
   if (options.method.empty() && HasBudget(options)) {
     return MethodChoice(options, model, n_ctx, n_sequences).Plan(io_alignment_bytes);
   }
@@ -144,6 +132,46 @@ Result<KvPlan> PlanKv(const KvOptions& options, const KvModelShape& model, uint3
   const KvOptions named = WithMethod(options, method);
   Planner planner(named, model, n_ctx, n_sequences, io_alignment_bytes);
   return planner.Plan();
+}
+
+// What is left of a budget in bytes for KV that grows; a share is of that alone.
+Result<KvOptions> WithoutStates(const KvOptions& options, uint64_t state_bytes) {
+  KvOptions growing = options;
+  if (!options.budget_bytes) return growing;
+  if (*options.budget_bytes <= state_bytes) {
+    return Status(
+        StatusCode::kOutOfMemory,
+        fmt::format("the KV budget of {} is too small: layers that do not attend to the whole text keep {}, "
+                    "whatever its length; raise the budget (--kv-budget)",
+                    BytesText(*options.budget_bytes), BytesText(state_bytes)));
+  }
+  growing.budget_bytes = *options.budget_bytes - state_bytes;
+  return growing;
+}
+
+}  // namespace
+
+bool IsSurelyResident(const KvOptions& options, const KvModelShape& model, uint32_t n_ctx,
+                      uint32_t n_sequences) {
+  if (!CheckInput(options, model, n_ctx, n_sequences).ok()) return false;
+  if (!options.method.empty()) return !FamilyOf(*FindKvMethod(options.method)).has_file();
+  if (!HasBudget(options)) return true;
+  const Result<KvOptions> growing = WithoutStates(options, n_sequences * model.state_bytes);
+  return growing.ok() && MethodChoice(*growing, model, n_ctx, n_sequences).HoldsAll();
+}
+
+Result<KvPlan> PlanKv(const KvOptions& options, const KvModelShape& model, uint32_t n_ctx,
+                      uint32_t n_sequences, uint32_t io_alignment_bytes) {
+  KVRUN_CHECK(std::has_single_bit(io_alignment_bytes));
+  KVRUN_RETURN_IF_ERROR(CheckInput(options, model, n_ctx, n_sequences));
+  const uint64_t state_bytes = n_sequences * model.state_bytes;
+  KVRUN_ASSIGN_OR_RETURN(const KvOptions growing, WithoutStates(options, state_bytes));
+  KVRUN_ASSIGN_OR_RETURN(KvPlan plan, PlanGrowing(growing, model, n_ctx, n_sequences, io_alignment_bytes));
+  if (state_bytes == 0) return plan;
+  plan.parts.push_back({"states", state_bytes, true, true});
+  plan.budget.full_bytes += state_bytes;
+  if (plan.budget.bytes != UINT64_MAX) plan.budget.bytes += state_bytes;
+  return plan;
 }
 
 }  // namespace kvrun
