@@ -65,7 +65,7 @@ void ShowWhatItHolds(Json* shown) {
 std::string InfoText(const Json& info) {
   Json shown = info;
   for (const char* key :
-       {"file_bytes", "kv_bytes_per_token", "kv_bytes", "context", "kv_plan", "unsupported"})
+       {"file_bytes", "kv_bytes_per_token", "kv_bytes", "state_bytes", "context", "kv_plan", "unsupported"})
     shown.erase(key);
   const Json refusal = info.value("unsupported", Json());
   if (shown.contains("sampling")) LeaveOutUnknown(&shown["sampling"]);
@@ -77,6 +77,8 @@ std::string InfoText(const Json& info) {
     ShowWhatItHolds(&shown);
     shown["cannot be run"] = refusal;
   }
+  if (const Json layers = info.value("layers", Json()); layers.size() < 2)
+    shown.erase("layers");  // all alike
   ClipTexts(&shown);
   std::string text = Outline(shown, 0);
   text += fmt::format("{:<26}{}\n", "file size", FormatBytes(CountOf(info, "file_bytes")));
@@ -87,6 +89,9 @@ std::string InfoText(const Json& info) {
                       FormatBytes(per_token * 2));
   text += fmt::format("{:<26}{} (f16), {} (f32)\n", fmt::format("KV at {} tokens", CountOf(info, "context")),
                       FormatBytes(full), FormatBytes(full * 2));
+  const uint64_t states = CountOf(info, "state_bytes");
+  if (states > 0)
+    text += fmt::format("{:<26}{}, whatever the context\n", "states of other layers", FormatBytes(states));
   return text;
 }
 

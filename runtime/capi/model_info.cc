@@ -111,6 +111,26 @@ Json SamplingInfo(const GgufFile& file) {
   return info;
 }
 
+// How many layers there are of each kind, and what one of them takes.
+Json LayersInfo(const ModelConfig& config) {
+  Json info = Json::object();
+  for (const LayerKind kind : {LayerKind::kAttention, LayerKind::kWindowedAttention, LayerKind::kDeltaNet,
+                               LayerKind::kShortConvolution}) {
+    const auto count = std::count_if(config.layers.begin(), config.layers.end(),
+                                     [kind](const LayerConfig& layer) { return layer.kind == kind; });
+    if (count == 0) continue;
+    Json of_kind = {{"count", count}};
+    if (kind == LayerKind::kAttention) {
+      of_kind["kv_bytes_per_token"] =
+          config.KvBytesPerToken(KvElementBytes(KvType::kF16)) / config.n_kv_layers();
+    } else {
+      of_kind["state_bytes"] = config.StateBytes({kind}, KvElementBytes(KvType::kF16));
+    }
+    info[std::string(LayerKindName(kind))] = of_kind;
+  }
+  return info;
+}
+
 }  // namespace
 
 Json ModelInfo(const Model& model, uint32_t context) {
@@ -142,6 +162,7 @@ Json ModelInfo(const Model& model, uint32_t context) {
           {"files", model.file->paths()},
           {"gguf_version", model.file->version()},
           {"n_layers", number(config.n_layers)},
+          {"layers", if_computable(LayersInfo(config))},
           {"n_embd", number(config.n_embd)},
           {"n_ff", number(config.n_ff)},
           {"n_heads", number(config.n_heads)},
@@ -159,6 +180,7 @@ Json ModelInfo(const Model& model, uint32_t context) {
           {"parameters", parameters},
           {"kv_bytes_per_token", if_computable(kv_bytes_per_token)},
           {"kv_bytes", if_computable(kv_bytes_per_token * kv_context)},
+          {"state_bytes", if_computable(config.StateBytes(KvElementBytes(KvType::kF16)))},
           {"context", number(kv_context)},
           {"unsupported", is_computable ? Json() : Json(model.computable.message())}};
 }

@@ -245,24 +245,22 @@ void ModelConfig::KeepFirstLayers(uint32_t n) {
   while (!kv_layers.empty() && kv_layers.back() >= n) kv_layers.pop_back();
 }
 
+uint64_t ModelConfig::StateBytes(const LayerConfig& layer, uint32_t element_bytes) const {
+  switch (layer.kind) {
+    case LayerKind::kAttention: break;
+    case LayerKind::kWindowedAttention: return uint64_t{2} * sliding_window * kv_dim() * element_bytes;
+    case LayerKind::kDeltaNet:
+      return (uint64_t{delta_net.value_dim()} * delta_net.head_dim +
+              uint64_t{delta_net.n_taps - 1} * delta_net.n_channels()) *
+             sizeof(float);
+    case LayerKind::kShortConvolution: return uint64_t{n_convolution_taps - 1} * n_embd * sizeof(float);
+  }
+  return 0;
+}
+
 uint64_t ModelConfig::StateBytes(uint32_t element_bytes) const {
   uint64_t bytes = 0;
-  for (const LayerConfig& layer : layers) {
-    switch (layer.kind) {
-      case LayerKind::kAttention: break;
-      case LayerKind::kWindowedAttention:
-        bytes += uint64_t{2} * sliding_window * kv_dim() * element_bytes;
-        break;
-      case LayerKind::kDeltaNet:
-        bytes += (uint64_t{delta_net.value_dim()} * delta_net.head_dim +
-                  uint64_t{delta_net.n_taps - 1} * delta_net.n_channels()) *
-                 sizeof(float);
-        break;
-      case LayerKind::kShortConvolution:
-        bytes += uint64_t{n_convolution_taps - 1} * n_embd * sizeof(float);
-        break;
-    }
-  }
+  for (const LayerConfig& layer : layers) bytes += StateBytes(layer, element_bytes);
   return bytes;
 }
 

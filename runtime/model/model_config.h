@@ -87,6 +87,7 @@ struct ModelConfig {
   }
   // What all other layers keep of a sequence, whatever its length: of windows K and V of `element_bytes`.
   uint64_t StateBytes(uint32_t element_bytes) const;
+  uint64_t StateBytes(const LayerConfig& layer, uint32_t element_bytes) const;  // one layer
 };
 
 // Reads and checks everything, including that an unknown architecture is named together with the known.

@@ -1,3 +1,4 @@
+// Not grouped: programs with an operator new of their own leave it out.
 #include "tests/support/allocation_counter.h"
 
 #include <dlfcn.h>

@@ -24,7 +24,6 @@ struct Long {
 constexpr Long kLong[] = {
     {"offline/tune.cc", "", "the steps of one search, in their order"},
     {"platform/vulkan/device_facts_fields.h", "VisitDeviceFacts", "a list of fields, visited once"},
-    {"runtime/device/device.h", "", "the contract of a device: all operations and what they take"},
     {"runtime/device/host/self_test.cc", "AddIndexChecks", "a list of checks"},
     {"runtime/device/host/attend_few_rounded-inl.h", "AccumulateWords",
      "a kernel: sums that stay in registers"},

@@ -134,17 +134,21 @@ KVRUN_API kvrun_status kvrun_model_open(const char* path, kvrun_model** model);
 KVRUN_API kvrun_status kvrun_model_open_any(const char* path, kvrun_model** model);
 KVRUN_API void kvrun_model_close(kvrun_model* model);
 
-/* JSON object: architecture, name, file_bytes, files [path], gguf_version, n_layers, n_embd, n_ff, n_heads,
- * n_kv_heads, head_dim, n_vocab, n_ctx_train (at most the sliding window), sliding_window (null: none; kvrun
- * attends to the whole context all the same), rope, tokenizer, vocabulary (null: none; {tokens, merges,
- * control, user_defined, byte: how many there are of each (merges: null if none), bos, eos: ids or null,
- * adds_bos, ends [the ids that end generation], unusable (null; or why kvrun cannot use it, and then the four
- * before are null)}), chat_form (null if unknown), sampling
- * {temperature, top_k (0: off), top_p, min_p: what the file advises, null for each that it does not; ignored
+/* JSON object: architecture, name, file_bytes, files [path], gguf_version, n_layers, layers
+ * {"attention", "windowed attention", "delta net", "short convolution": of each kind that there is {count,
+ * and of one layer kv_bytes_per_token (f16) or state_bytes (of a sequence, whatever its length)}}, n_embd,
+ * n_ff, n_heads, n_kv_heads, head_dim, n_vocab, n_ctx_train (at most the sliding window), sliding_window
+ * (null: none; of a model without windowed layers kvrun attends to the whole context all the same), rope,
+ * tokenizer, vocabulary (null: none; {tokens, merges, control, user_defined, byte: how many there are of each
+ * (merges: null if none), bos, eos: ids or null, adds_bos, ends [the ids that end generation], unusable
+ * (null; or why kvrun cannot use it, and then the four before are null)}), chat_form (null if unknown),
+ * sampling {temperature, top_k (0: off), top_p, min_p: what the file advises, null for each that it does not;
+ * ignored
  * [..], if there is any: advice that cannot be used, and why}, tensor_types {type: count} (empty: the file is
  * a vocabulary alone), parameters, kv_bytes_per_token (f16), kv_bytes (f16, at `context` tokens; 0 =
- * n_ctx_train), context, unsupported (null; of a file that no engine can compute, why not: then what it does
- * not say is null, as are rope, kv_bytes and kv_bytes_per_token, and nothing is checked). */
+ * n_ctx_train), state_bytes (of all layers), context, unsupported (null; of a file that no engine can
+ * compute, why not: then what it does not say is null, as are layers, rope, kv_bytes, kv_bytes_per_token and
+ * state_bytes, and nothing is checked). */
 KVRUN_API kvrun_status kvrun_model_info_json(const kvrun_model* model, uint32_t context, char** json);
 
 KVRUN_API uint32_t kvrun_model_vocab_size(const kvrun_model* model);
