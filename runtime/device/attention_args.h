@@ -55,8 +55,8 @@ struct AttentionArgs {
   Buffer* output = nullptr;   // Attend: float [n_tokens, n_heads * head_dim]
   Buffer* scratch = nullptr;  // Attend: at least Device::AttendScratchBytes
   // Above 0, a row attends to the newest entries alone, so many, its own among them; and the KV buffer is a
-  // ring: the entry of position p lies at p % kv_shape.n_ctx, which is at least window_tokens + n_tokens - 1.
-  // 0: to all. RopeAndStore and Attend; not with parts.
+  // ring: the entry of position p lies at p % kv_shape.n_ctx, which is at least window_tokens, and, of a
+  // prompt, window_tokens + n_tokens - 1. 0: to all. RopeAndStore and Attend; not with parts.
   uint32_t window_tokens = 0;
   // Above 0: scores become score_cap * tanh(score / score_cap) before the softmax.
   float score_cap = 0.0F;
@@ -92,9 +92,9 @@ struct SlotShape {
   uint32_t n_slots = 0;         // of a stream, the window's among them
   uint32_t n_window_slots = 0;  // at least 1 where new entries go
   uint32_t table_slots = 0;     // of a stream's mapping table, at most
-  // Each slot that the table names counts entries of its own, and has a bias that is added to their scores
-  // (q . k / sqrt(head_dim)). Entries are gone through as if all of a slot's counted. What has a bias of
-  // -1e30 or less has no weight; of all that a row attends to, something must have more.
+  // Each slot that the table names counts entries of its own, and has a bias that is added to their scores,
+  // which may have a cap before that. Entries are gone through as if all of a slot's counted. What has a bias
+  // of -1e30 or less has no weight; of all that a row attends to, something must have more.
   bool has_biases = false;
   // All streams share the slots: records [n_slots], and tables may name any of them.
   bool is_shared = false;
@@ -225,7 +225,7 @@ struct RowMassArgs {
   KvShape kv_shape;
   uint32_t tile_begin = 0;  // the position of its first entry
   uint32_t n_entries = 0;   // from that one on; at least 1
-  // float [n_rows, n_heads, 2]: the largest score (q . k / sqrt(head_dim)), and the sum of exp(score -
+  // float [n_rows, n_heads, 2]: the largest score, with its scale and cap, and the sum of exp(score -
   // largest). Of what was not seen: -1e30 and 0.
   Buffer* sums = nullptr;
   bool is_first = false;   // SumWeights: nothing is there yet, else what is there is of other tiles

@@ -66,15 +66,16 @@ class CommandList {
   Status DeltaRule(const DeltaRuleArgs& args) { return Add(args); }
   Status GatedNorm(const GatedNormArgs& args) { return Add(args); }
   // Normalises (with norms) and rotates Q in place; writes normalised, rotated K and V into the KV buffer at
-  // each row's position.
+  // each row's position, or its place in a window's ring.
   Status RopeAndStore(const AttentionArgs& args) { return Add(RopeAndStoreOp{args}); }
-  // output[t] = softmax(Q K^T / sqrt(head_dim)) V over positions 0..position(t) of the row's sequence.
+  // output[t] = softmax(scores) V over positions 0..position(t) of the row's sequence, or those of a window;
+  // scores are Q K^T / sqrt(head_dim), or as score_scale and score_cap say.
   Status Attend(const AttentionArgs& args) { return Add(AttendOp{args}); }
   // output of all entries that went into args.parts_after.
   Status FinishAttention(const AttentionArgs& args) { return Add(FinishAttentionOp{args}); }
   // As RopeAndStore, but K and V are encoded into the window's slots.
   Status RopeAndEncode(const SlotAttentionArgs& args) { return Add(RopeAndEncodeOp{args}); }
-  // output[t] = softmax(Q K^T / sqrt(head_dim)) V over the entries that the mapping tables name.
+  // The same over the entries that the mapping tables name.
   Status AttendSlots(const SlotAttentionArgs& args) { return Add(AttendSlotsOp{args}); }
   Status EncodeRecords(const Buffer& kv, const KvShape& kv_shape, uint32_t first_token, uint32_t n_groups,
                        const KvRecordShape& record, const EntrySpace& space, Buffer* records) {

@@ -43,7 +43,7 @@ struct IndexSides {
 
 // What a query row is that index rows are multiplied with. kProjected: q . query_side. kAffine: the same,
 // plus query_side's last row (of a sum over heads, once), so that columns of the index may have factors that
-// are no query's; not with kGqa. All are divided by sqrt(head_dim), that row too. kSigned: of each KV
+// are no query's; not with kGqa. All are times AttentionArgs::scale, that row too. kSigned: of each KV
 // head's columns max(q, 0), then, key_dim columns further on, min(q, 0) (rank is 2 * key_dim, and there is no
 // query_side): with rows of upper and lower bounds of a group's keys, the largest product that those allow.
 // Source of kSigned: Quest (arXiv 2406.10774, section 3.3).
@@ -75,8 +75,8 @@ struct ChoiceList {
 struct ScoreArgs {
   Buffer* query =
       nullptr;  // float [n_tokens, n_heads * head_dim]: W_q x, neither normalised nor rotated; may be changed
-  // As in AttentionArgs: norms' q_norm, angles, rotary_dim, rope_halves, step (position and sequence of each
-  // row).
+  // As in AttentionArgs: norms' q_norm, angles, rotary_dim, rope_halves, score_scale (caps do not matter to a
+  // choice), step (position and sequence of each row).
   AttentionArgs attention;
   IndexSides sides;
   const Buffer* index = nullptr;

@@ -108,7 +108,8 @@ struct CopyArgs {
 
 // For each row of `logits`, float [n_tokens, n_experts]: a softmax over all, the n_used largest (the lower
 // expert of equals), and their probabilities divided by their sum. ids: uint32 [n_tokens, n_used], the
-// largest first; weights: float, likewise.
+// largest first, experts whatever the logits are; weights: float, likewise; of logits that are no numbers,
+// none.
 struct ChooseExpertsArgs {
   const Buffer* logits = nullptr;
   uint32_t n_tokens = 0;
@@ -118,15 +119,15 @@ struct ChooseExpertsArgs {
   Buffer* weights = nullptr;
 };
 
-// Products with the experts that tokens use: only those experts' weights are read. For token t and its j-th
-// expert e, with W the rows [e * n_rows, (e + 1) * n_rows) of `weight`:
+// Products with the experts that tokens use, each token's once: only those experts' weights are read. For
+// token t and its j-th expert e, with W the rows [e * n_rows, (e + 1) * n_rows) of `weight`:
 //   output[t, j] = W input[t]                                  float [n_tokens, n_used, n_rows], or
 //   output[t] += sum over j of weights[t, j] * W input[t, j]   float [n_tokens, n_rows], where `weights` is
 //   given.
 struct ExpertMatMulArgs {
   const Matrix* weight = nullptr;  // [n_experts * n_rows, n_cols]
   const Buffer* input = nullptr;   // float [n_tokens, n_cols]; with `weights` [n_tokens, n_used, n_cols]
-  const Buffer* ids = nullptr;     // ChooseExpertsArgs
+  const Buffer* ids = nullptr;     // as ChooseExpertsArgs has them
   const Buffer* weights = nullptr;
   uint32_t n_tokens = 0;
   uint32_t n_used = 0;
@@ -139,9 +140,10 @@ struct ExpertMatMulArgs {
 
 // A causal convolution of each channel by itself: y[t] = sum over i of taps[c, i] * u[t - (n_taps - 1) + i],
 // the last tap for the row itself. u are the input's columns, or, is_gated, products of two of three parts
-// [b, c, x] of a row, and what comes out is multiplied by the third: out = c * conv(b * x). The state holds
-// the last n_taps - 1 rows of u, oldest first. Sources: Qwen3-Next's delta net layers (not gated, silu), LFM2
-// (gated, no activation).
+// [b, c, x] of a row, and what comes out is multiplied by the third: out = c * conv(b * x), after the
+// activation. The state holds the last n_taps - 1 rows of u, oldest first. What comes out does not depend on
+// how rows are cut into steps. Sources: Qwen3-Next's delta net layers (not gated, silu), LFM2 (gated, no
+// activation).
 struct ShortConvolutionArgs {
   const Buffer* input =
       nullptr;  // float [n_tokens, input_stride]: channels, or 3 * channels, from the first column on
@@ -166,10 +168,11 @@ struct ShortConvolutionArgs {
 // queries and keys, n_value_heads of values; value head h uses key head h modulo n_key_heads; all have
 // head_dim elements. For each row, with q and k divided by their lengths sqrt(sum of squares + epsilon), and
 // per value head
-//   decay = exp(a[h] * softplus(alpha[h] + dt_bias[h])), beta = sigmoid(beta[h]),
-//   S *= decay; S += k (beta (v - S^T k))^T; out = S^T q / sqrt(head_dim).
+//   decay = exp(a[h] * softplus(alpha[h] + dt_bias[h])), b = sigmoid(beta[h]),
+//   S *= decay; S += k (b (v - S^T k))^T; out = S^T q / sqrt(head_dim).
 // of_prompt: a device may take rows in chunks (section 3.3 there): sums are in another order then, and do not
-// depend on how the prompt is cut into steps of whole 64 rows.
+// depend on how the prompt is cut into steps of whole 64 rows, from position 0 on or from any other. Else a
+// row's are the same whatever other rows the step has.
 struct DeltaRuleArgs {
   // float [n_tokens, (2 * n_key_heads + n_value_heads) * head_dim]: queries, keys, values, after the
   // convolution.

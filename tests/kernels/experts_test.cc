@@ -264,5 +264,27 @@ TEST_P(HostExpertsTest, AreProductsWithEach) {
   for (const auto& device : rounding_) check(*device);
 }
 
+// What is no number is not lost, and chooses nothing that is not there.
+TEST_P(HostExpertsTest, NaNsAreNotLost) {
+  for (Device* device : devices_) {
+    for (const uint32_t n_nan : {1U, 5U, 6U}) {
+      SelfTestRun run(*device);
+      std::vector<float> logits = {1.0F, 2.0F, 3.0F, 4.0F, 5.0F, 6.0F};
+      std::fill_n(logits.begin(), n_nan, std::nanf(""));
+      const ChooseExpertsArgs args{.logits = run.Floats(logits),
+                                   .n_tokens = 1,
+                                   .n_experts = 6,
+                                   .n_used = 2,
+                                   .ids = PoisonedBuffer(run, Untouched(2)),
+                                   .weights = PoisonedBuffer(run, Untouched(2))};
+      run.Run([&](CommandList& list) { return list.ChooseExperts(args); });
+      const auto ids = Download<uint32_t>(run, args.ids, 2);
+      EXPECT_TRUE(ids[0] < 6 && ids[1] < 6 && ids[0] != ids[1]) << n_nan;
+      const auto weights = Download<float>(run, args.weights, 2);
+      EXPECT_TRUE(std::isnan(weights[0]) && std::isnan(weights[1])) << n_nan;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace kvrun::testing
