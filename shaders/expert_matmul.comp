@@ -1,5 +1,5 @@
-// output[use, row] = sum over columns of weight[expert of the use * n_rows + row, column] * input[use, column], on packed
-// weights (include/packed_weights.glsl). A workgroup has some rows of one expert, and up to USES of its uses, for which
+// output[use, row] = sum over columns of weight[expert of the use * n_rows + row, column] * input[use, column], on
+// packed weights (include/packed_weights.glsl). A workgroup has some rows of one expert, and up to USES of its uses, for which
 // it decodes weights once; lanes lie along rows, SPLITS of them divide the columns. A matrix in several slices takes a
 // dispatch each; rows outside of the slice are left alone.
 //

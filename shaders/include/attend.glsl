@@ -43,11 +43,11 @@ uvec2 SplitRange(uint first, uint last, uint split, uint block) {
   const uint begin = FirstSeen(first);
   const uint blocks = (last - begin + block) / block;
   const uint per_split = (blocks + p.n_splits - 1) / p.n_splits;
-  return begin +
-         uvec2(min(split * per_split, blocks) * block, min(min((split + 1) * per_split, blocks) * block, last + 1 - begin));
+  const uvec2 part = min(uvec2(split, split + 1) * per_split, blocks) * block;
+  return begin + uvec2(part.x, min(part.y, last + 1 - begin));
 }
 
-// Where the entries of a block of positions that begins at `position` lie: EntryAt(BlockBegin(position) + i) for the i-th;
-// for those behind what counts, anywhere.
+// Where the entries of a block of positions that begins at `position` lie: EntryAt(BlockBegin(position) + i) for the
+// i-th; for those behind what counts, anywhere.
 uint BlockBegin(uint position) { return HAS_WINDOW != 0 ? position % p.n_ctx : position; }
 uint EntryAt(uint at) { return min(HAS_WINDOW != 0 && at >= p.n_ctx ? at - p.n_ctx : at, p.n_ctx - 1); }

@@ -30,7 +30,6 @@ constexpr Long kLong[] = {
     {"runtime/device/host/attend_few_rounded-inl.h", "ScoreNibbles", "a kernel: sums that stay in registers"},
     {"runtime/device/self_test_index.cc", "CheckScore",
      "scores beside those that are expected, kind by kind"},
-    {"runtime/device/vulkan/command_list.cc", "Record", "the calls of one dispatch, in Vulkan's order"},
     {"runtime/device/vulkan/score_plan.cc", "PlanScore", "sizes that depend on those before them"},
     {"runtime/include/kvrun/kvrun.h", "", "the contract of the library, read from top to bottom"},
 };

@@ -114,7 +114,8 @@ AttendChoice ChooseAttend(const DevicePlan& plan, bool is_cpu, const AttentionAr
   KvShape kv = args.kv_shape;
   const bool has_window = args.window_tokens > 0;
   const bool has_cap = args.score_cap > 0.0F;
-  if (has_window) kv.n_ctx = std::min(kv.n_ctx, args.window_tokens + args.n_tokens - 1);
+  const uint32_t rows_after_first = args.of_prompt ? args.n_tokens - 1 : 0;
+  if (has_window) kv.n_ctx = std::min(kv.n_ctx, args.window_tokens + rows_after_first);
   AttendChoice choice = ChooseAttend(plan, is_cpu, kv, args.n_heads, args.n_tokens, args.of_prompt);
   if (has_window || has_cap) {
     choice.kernel.constants.push_back(has_cap ? 1 : 0);
