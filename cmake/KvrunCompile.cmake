@@ -30,7 +30,9 @@ function(kvrun_group_sources name)
   get_target_property(files ${name} SOURCES)
   list(LENGTH files n_files)
   set(hex_digits_of_group 2)
-  if(n_files LESS 50 AND NOT name MATCHES "_tests$")  # tests have many names in common
+  if(name MATCHES "_tests$")  # they have many names in common
+    set(hex_digits_of_group 1)
+  elseif(n_files LESS 50)
     set(hex_digits_of_group 4)
   endif()
   foreach(file IN LISTS files)

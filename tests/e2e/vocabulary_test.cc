@@ -29,7 +29,7 @@ void ExpectRefusal(const ProgramResult& result, const std::string& part) {
   EXPECT_NE(result.err.find(part), std::string::npos) << result.err;
 }
 
-std::string Ids(const std::string& line) {  // without what is around the numbers
+std::string IdsText(const std::string& line) {  // without what is around the numbers
   std::istringstream in(line);
   std::string ids;
   for (std::string id; in >> id;) ids += (ids.empty() ? "" : " ") + id;
@@ -59,7 +59,7 @@ TEST_P(VocabularyFiles, AreTokenizedWithAndShown) {
     const ProgramResult result = RunOn("tokenize", *path, {"-p", text});
     EXPECT_EQ(result.exit_code, 0) << result.err;
     EXPECT_EQ(result.err, "");
-    EXPECT_EQ(Ids(result.out), Ids(line)) << text;
+    EXPECT_EQ(IdsText(result.out), IdsText(line)) << text;
   }
   const ProgramResult shown = RunOn("info", *path);
   EXPECT_EQ(shown.exit_code, 0) << shown.err;
