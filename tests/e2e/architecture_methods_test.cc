@@ -1,0 +1,86 @@
+// Models of every architecture with their KV in records: layers that keep growing KV select, and the others
+// are as ever.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "runtime/engine/pass/layer_states.h"
+#include "runtime/engine/session/session_kv.h"
+#include "runtime/kv/serve/record_cache.h"
+#include "tests/support/architecture_fixture.h"
+#include "tests/support/program_runner.h"
+#include "tests/support/small_models.h"
+
+namespace kvrun::testing {
+namespace {
+
+class ArchitectureMethods : public ArchitectureFixture {
+ protected:
+  std::unique_ptr<ForwardPass> NewRecordPass(const std::string& options) const {
+    return loaded_.NewPass(
+        {.n_ctx = kRoom, .offloaded = OffloadedOptionsOrDie(loaded_, folder_, options, kRoom, 1)});
+  }
+  // A prompt, and the rest of the text token by token: the last one's logits.
+  std::vector<float> PromptAndTokens(ForwardPass& pass) const {
+    RunSpan(pass, SpanKind::kPrompt, 0, kFirstPart);
+    std::vector<float> last;
+    for (size_t i = kFirstPart; i < ids_.size(); ++i) last = RunSpan(pass, SpanKind::kDecode, i, i + 1);
+    return last;
+  }
+
+  TemporaryFolder folder_;
+};
+GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ArchitectureMethods);
+
+TEST_P(ArchitectureMethods, EverythingSelectedIsFull) {
+  const auto full = NewPass();
+  const std::vector<float> expected = PromptAndTokens(*full);
+  for (const char* options :
+       {"--kv-method kvswap --kv-type f32 --kv-select 508", "--kv-method flexgen --kv-type f32"}) {
+    const auto pass = NewRecordPass(options);
+    EXPECT_LE(Difference(expected, PromptAndTokens(*pass)), 1e-3) << options;
+    EXPECT_EQ(pass->record_cache()->plan().layers.size(), loaded_.model->config.n_kv_layers());
+  }
+}
+
+// Of a half that is selected nobody knows what it should be: it is finite, and the same after going back.
+TEST_P(ArchitectureMethods, HalfIsFiniteAndGoesBack) {
+  const auto pass = NewRecordPass("--kv-method kvswap --kv-type f16 --kv-select 60 --kv-window 16");
+  const std::vector<float> first = PromptAndTokens(*pass);
+  EXPECT_TRUE(std::all_of(first.begin(), first.end(), [](float value) { return std::isfinite(value); }));
+  for (const size_t length : {size_t{200}, size_t{50}, size_t{0}}) {
+    for (size_t i = length; i < std::max<size_t>(length, kFirstPart); i += kFirstPart) {
+      RunSpan(*pass, SpanKind::kPrompt, i, kFirstPart);
+    }
+    std::vector<float> last;
+    for (size_t i = std::max<size_t>(length, kFirstPart); i < ids_.size(); ++i)
+      last = RunSpan(*pass, SpanKind::kDecode, i, i + 1);
+    EXPECT_LE(Difference(first, last), 0.1) << length;
+  }
+}
+
+// States are in the plan, and do not grow with the context.
+TEST_P(ArchitectureMethods, StatesAreInTheBudget) {
+  const ModelConfig& config = loaded_.model->config;
+  const KvModelShape shape = ShapeOf(config);
+  EXPECT_EQ(shape.n_layers, config.n_kv_layers());
+  EXPECT_EQ(shape.state_bytes > 0, !config.is_uniform());
+  const auto pass = NewRecordPass("--kv-method kvswap --kv-budget 1/2");
+  const KvPlan& plan = pass->record_cache()->plan();
+  uint64_t states = 0;
+  for (const KvPart& part : plan.parts) states += part.name == "states" ? part.bytes : 0;
+  EXPECT_EQ(states, shape.state_bytes);
+  EXPECT_LE(plan.decode_bytes(), plan.budget.bytes);
+  EXPECT_EQ((1 + kStateCopies) * LayerStates::SizeBytes(config, KvType::kF16, 1, 1U << 17),
+            shape.state_bytes);
+}
+
+INSTANTIATE_TEST_SUITE_P(Shared, ArchitectureMethods, ::testing::ValuesIn(ArchitectureCases()),
+                         ArchitectureName);
+
+}  // namespace
+}  // namespace kvrun::testing
