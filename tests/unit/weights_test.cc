@@ -62,13 +62,13 @@ TEST(Weights, FindsEveryTensorOfALlama) {
   ASSERT_EQ(weights.layers.size(), 2U);
   const LayerWeights& layer = weights.layers[1];
   EXPECT_EQ(layer.attention_norm->name, "blk.1.attn_norm.weight");
-  EXPECT_EQ(layer.q->name, "blk.1.attn_q.weight");
-  EXPECT_EQ(layer.k->name, "blk.1.attn_k.weight");
-  EXPECT_EQ(layer.v->name, "blk.1.attn_v.weight");
+  EXPECT_EQ(layer.q.tensor->name, "blk.1.attn_q.weight");
+  EXPECT_EQ(layer.k.tensor->name, "blk.1.attn_k.weight");
+  EXPECT_EQ(layer.v.tensor->name, "blk.1.attn_v.weight");
   EXPECT_EQ(layer.attention_output->name, "blk.1.attn_output.weight");
   EXPECT_EQ(layer.ffn_norm->name, "blk.1.ffn_norm.weight");
-  EXPECT_EQ(layer.ffn_gate->name, "blk.1.ffn_gate.weight");
-  EXPECT_EQ(layer.ffn_up->name, "blk.1.ffn_up.weight");
+  EXPECT_EQ(layer.ffn_gate.tensor->name, "blk.1.ffn_gate.weight");
+  EXPECT_EQ(layer.ffn_up.tensor->name, "blk.1.ffn_up.weight");
   EXPECT_EQ(layer.ffn_down->name, "blk.1.ffn_down.weight");
   EXPECT_EQ(layer.q_bias, nullptr);
   EXPECT_EQ(layer.q_norm, nullptr);
