@@ -535,7 +535,7 @@ TEST_P(HostMatMulTest, EmbedEveryType) {
       const double tolerance = IsQuantised(type) ? 32 * kRoundoff * largest : 0.0;
       for (const size_t n_tokens : {ids.size(), size_t{1}}) {
         const auto out = NewBuffer(n_tokens * n_cols * sizeof(float));
-        Embed(three_, *weights.matrix, *step, static_cast<uint32_t>(n_tokens), out.get());
+        Embed(three_, {weights.matrix.get(), step.get(), static_cast<uint32_t>(n_tokens), out.get()});
         for (size_t t = 0; t < n_tokens; ++t) {
           for (uint32_t c = 0; c < n_cols; ++c) {
             ASSERT_NEAR(Data<float>(out.get())[t * n_cols + c],
