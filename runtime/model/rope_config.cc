@@ -79,7 +79,8 @@ Status RopeReader::ReadScaling(uint32_t n_ctx_train) {
   const std::string key = Key("rope.scaling.type");
   KVRUN_ASSIGN_OR_RETURN(const std::string_view type, file_.StringOr(key, has_factor ? "linear" : "none"));
   if (type == "none") return Status::Ok();
-  if (type == "longrope" || type == "su") return Status::Ok();  // the file's factors say all of it
+  // The file's factors say all of it.
+  if (type == "longrope" && file_.FindTensor(kLongDivisorsTensor) != nullptr) return Status::Ok();
   if (type != "linear" && type != "yarn") {
     return {
         StatusCode::kUnsupported,

@@ -39,27 +39,41 @@ GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(ArchitectureMethods);
 TEST_P(ArchitectureMethods, EverythingSelectedIsFull) {
   const auto full = NewPass();
   const std::vector<float> expected = PromptAndTokens(*full);
+  // Windows are f16 there, whatever the records are.
+  const double tolerance = loaded_.model->config.architecture.starts_with("gemma") ? 0.03 : 1e-3;
   for (const char* options :
        {"--kv-method kvswap --kv-type f32 --kv-select 508", "--kv-method flexgen --kv-type f32"}) {
     const auto pass = NewRecordPass(options);
-    EXPECT_LE(Difference(expected, PromptAndTokens(*pass)), 1e-3) << options;
+    EXPECT_LE(Difference(expected, PromptAndTokens(*pass)), tolerance) << options;
     EXPECT_EQ(pass->record_cache()->plan().layers.size(), loaded_.model->config.n_kv_layers());
   }
 }
 
-// Of a half that is selected nobody knows what it should be: it is finite, and the same after going back.
+// Of a half that is selected nobody knows what it should be: it is finite, and after going back what the same
+// prompts give a pass that has never gone on. Up to where the states' last copy was made, nothing is computed
+// again.
 TEST_P(ArchitectureMethods, HalfIsFiniteAndGoesBack) {
-  const auto pass = NewRecordPass("--kv-method kvswap --kv-type f16 --kv-select 60 --kv-window 16");
+  constexpr const char* kOptions = "--kv-method kvswap --kv-type f16 --kv-select 60 --kv-window 16";
+  const auto pass = NewRecordPass(kOptions);
   const std::vector<float> first = PromptAndTokens(*pass);
   EXPECT_TRUE(std::all_of(first.begin(), first.end(), [](float value) { return std::isfinite(value); }));
+  if (loaded_.model->config.is_uniform()) GTEST_SKIP() << "layers go back by themselves";
   for (const size_t length : {size_t{200}, size_t{50}, size_t{0}}) {
-    for (size_t i = length; i < std::max<size_t>(length, kFirstPart); i += kFirstPart) {
-      RunSpan(*pass, SpanKind::kPrompt, i, kFirstPart);
-    }
-    std::vector<float> last;
-    for (size_t i = std::max<size_t>(length, kFirstPart); i < ids_.size(); ++i)
-      last = RunSpan(*pass, SpanKind::kDecode, i, i + 1);
-    EXPECT_LE(Difference(first, last), 0.1) << length;
+    const size_t n_before = std::min<size_t>(length, kFirstPart);  // of the first prompt
+    const size_t n_prompt = std::max<size_t>(length, kFirstPart);
+    const auto tokens = [&](ForwardPass& of) {
+      std::vector<float> last;
+      for (size_t i = n_prompt; i < ids_.size(); ++i) last = RunSpan(of, SpanKind::kDecode, i, i + 1);
+      return last;
+    };
+    if (length < kFirstPart) RunSpan(*pass, SpanKind::kPrompt, length, kFirstPart);
+    const std::vector<float> found = tokens(*pass);
+    const auto fresh = NewRecordPass(kOptions);
+    // The first prompt teaches the index.
+    if (n_before < kFirstPart) RunSpan(*fresh, SpanKind::kPrompt, 0, kFirstPart);
+    if (n_before > 0) RunSpan(*fresh, SpanKind::kPrompt, 0, n_before);
+    if (n_before < n_prompt) RunSpan(*fresh, SpanKind::kPrompt, n_before, n_prompt);
+    EXPECT_LE(Difference(tokens(*fresh), found), 1e-3) << length;
   }
 }
 
