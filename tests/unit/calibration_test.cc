@@ -66,6 +66,8 @@ TEST(CalibrationPlan, DefaultsFollowTheModel) {
   EXPECT_EQ(DefaultPieceTokens(Config()), 64U);
   ModelConfig large = Config();
   large.n_layers = 32;
+  large.layers.resize(32);
+  large.kv_layers.resize(32);
   large.n_kv_heads = 8;
   large.head_dim = 128;
   large.n_ctx_train = 131072;
