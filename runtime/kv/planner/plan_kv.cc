@@ -137,7 +137,7 @@ Result<KvPlan> PlanGrowing(const KvOptions& options, const KvModelShape& model, 
 // What is left of a budget in bytes for KV that grows; a share is of that alone.
 Result<KvOptions> WithoutStates(const KvOptions& options, uint64_t state_bytes) {
   KvOptions growing = options;
-  if (!options.budget_bytes) return growing;
+  if (!options.budget_bytes || state_bytes == 0) return growing;
   if (*options.budget_bytes <= state_bytes) {
     return Status(
         StatusCode::kOutOfMemory,
