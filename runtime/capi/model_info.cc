@@ -162,7 +162,7 @@ Json ModelInfo(const Model& model, uint32_t context) {
           {"files", model.file->paths()},
           {"gguf_version", model.file->version()},
           {"n_layers", number(config.n_layers)},
-          {"layers", if_computable(LayersInfo(config))},
+          {"layers", is_computable ? LayersInfo(config) : Json()},
           {"n_embd", number(config.n_embd)},
           {"n_ff", number(config.n_ff)},
           {"n_heads", number(config.n_heads)},
