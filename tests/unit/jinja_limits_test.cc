@@ -7,18 +7,19 @@
 #include <string>
 
 #include "runtime/jinja/jinja_template.h"
+#include "tests/support/sanitized.h"
 
 namespace kvrun {
 namespace {
 
 using nlohmann::ordered_json;
 
-// Of the processor, as others may share it. Sanitizers take several times as long.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr double kMostSeconds = 20;
-#else
-constexpr double kMostSeconds = 2;
-#endif
+// Of the processor, as others may share it.
+constexpr double kMostSeconds = testing::kIsSanitized ? 20 : 2;
+// Sanitizers look for other things than time: a small part of what may be does for them.
+constexpr JinjaLimits kLimits = testing::kIsSanitized
+                                    ? JinjaLimits{.max_steps = 50'000, .max_bytes = size_t{4} << 20}
+                                    : JinjaLimits{};
 
 double slowest = 0;
 
@@ -28,7 +29,7 @@ void ExpectEndsSoon(const std::string& source, const ordered_json& content = ord
   const double begin = SecondsUsed();
   const Result<JinjaTemplate> read = JinjaTemplate::Parse(source);
   if (read.ok()) {
-    const Result<JinjaText> text = read->Render({content, {}, 0});
+    const Result<JinjaText> text = read->Render({content, {}, 0}, kLimits);
     EXPECT_FALSE(text.ok()) << source.substr(0, 200);
     EXPECT_LT(text.status().message().size(), 1000U);
   } else {
@@ -44,12 +45,12 @@ std::string Repeated(const std::string& text, size_t n) {
   return all;
 }
 
-class JinjaLimits : public ::testing::Test {
+class JinjaBounds : public ::testing::Test {
  protected:
   static void TearDownTestSuite() { std::printf("the slowest takes %.2f s\n", slowest); }
 };
 
-TEST_F(JinjaLimits, LoopsEnd) {
+TEST_F(JinjaBounds, LoopsEnd) {
   for (const char* source : {
            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
            "{% for a in range(99999) %}{% for b in range(99999) %}{{ a * b }}{% endfor %}{% endfor %}",
@@ -77,7 +78,7 @@ TEST_F(JinjaLimits, LoopsEnd) {
   }
 }
 
-TEST_F(JinjaLimits, TextsStaySmall) {
+TEST_F(JinjaBounds, TextsStaySmall) {
   for (const char* source : {
            "{{ 'x' * 10**9 }}",
            "{{ 'x' * 10**18 }}",
@@ -131,7 +132,7 @@ TEST_F(JinjaLimits, TextsStaySmall) {
 }
 
 // Each of these looks at large texts again and again.
-TEST_F(JinjaLimits, SearchesEnd) {
+TEST_F(JinjaBounds, SearchesEnd) {
   const std::string text =
       "{% set s = 'a' * 10**6 %}{% set t = 'a' * (5 * 10**5) ~ 'b' %}{% for i in range(99999) %}";
   for (const char* look : {"t in s",
@@ -162,7 +163,7 @@ TEST_F(JinjaLimits, SearchesEnd) {
   }
 }
 
-TEST_F(JinjaLimits, DeepTemplatesAreRefused) {
+TEST_F(JinjaBounds, DeepTemplatesAreRefused) {
   constexpr size_t kDeep = 100000;
   for (const char* open : {"(", "[", "{1:", "not ", "-", "a(", "a[", "a if ", "a|d(", "a is eq ("}) {
     ExpectEndsSoon("{{ " + Repeated(open, kDeep) + " }}");
@@ -185,13 +186,13 @@ TEST_F(JinjaLimits, DeepTemplatesAreRefused) {
   EXPECT_EQ(JoinPieces(*chain->Render({})), "20001");
 }
 
-TEST_F(JinjaLimits, DeepVariablesAreRefused) {
+TEST_F(JinjaBounds, DeepVariablesAreRefused) {
   ordered_json deep = 1;
   for (int i = 0; i < 1000; ++i) deep = ordered_json::array({std::move(deep)});
   ExpectEndsSoon("{{ deep }}", {{"deep", deep}});
 }
 
-TEST_F(JinjaLimits, MacrosMayCallThemselvesSomeFiftyTimes) {
+TEST_F(JinjaBounds, MacrosMayCallThemselvesSomeFiftyTimes) {
   const char* const source =
       "{% macro m(n) %}{% if n > 0 %}{% for i in [1] %}{{ n ~ m(n - 1) }}{% endfor %}{% endif %}{% endmacro "
       "%}{{ m(40) }}";
@@ -201,7 +202,7 @@ TEST_F(JinjaLimits, MacrosMayCallThemselvesSomeFiftyTimes) {
   EXPECT_TRUE(text.ok()) << text.status().message();
 }
 
-TEST_F(JinjaLimits, TheCallerSetsThem) {
+TEST_F(JinjaBounds, TheCallerSetsThem) {
   const Result<JinjaTemplate> read = JinjaTemplate::Parse("{% for i in range(1000) %}{{ i }}{% endfor %}");
   ASSERT_TRUE(read.ok());
   EXPECT_TRUE(read->Render({}).ok());
