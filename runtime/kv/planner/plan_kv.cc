@@ -166,11 +166,15 @@ Result<KvPlan> PlanKv(const KvOptions& options, const KvModelShape& model, uint3
   KVRUN_RETURN_IF_ERROR(CheckInput(options, model, n_ctx, n_sequences));
   const uint64_t state_bytes = n_sequences * model.state_bytes;
   KVRUN_ASSIGN_OR_RETURN(const KvOptions growing, WithoutStates(options, state_bytes));
-  KVRUN_ASSIGN_OR_RETURN(KvPlan plan, PlanGrowing(growing, model, n_ctx, n_sequences, io_alignment_bytes));
+  Result<KvPlan> plan = PlanGrowing(growing, model, n_ctx, n_sequences, io_alignment_bytes);
   if (state_bytes == 0) return plan;
-  plan.parts.push_back({"states", state_bytes, true, true});
-  plan.budget.full_bytes += state_bytes;
-  if (plan.budget.bytes != UINT64_MAX) plan.budget.bytes += state_bytes;
+  if (!plan.ok()) {
+    return plan.status().WithContext(
+        fmt::format("beside the {} that layers without growing KV keep", BytesText(state_bytes)));
+  }
+  plan->parts.push_back({"states", state_bytes, true, true});
+  plan->budget.full_bytes += state_bytes;
+  if (plan->budget.bytes != UINT64_MAX) plan->budget.bytes += state_bytes;
   return plan;
 }
 
