@@ -134,7 +134,9 @@ class DeltaRun {
                                                                .head_dim = shape_.head_dim,
                                                                .epsilon = kEpsilon},
                                                               expected_state_);
-      EXPECT_TRUE(IsClose(run_, args.output, expected, kTolerance * LargestMagnitude(expected)))
+      // What is left where values of about 1 cancel each other is no better than these.
+      const double tolerance = std::max(kTolerance * LargestMagnitude(expected), 1e-7);
+      EXPECT_TRUE(IsClose(run_, args.output, expected, tolerance))
           << Describe(shape_) << ", " << n_tokens << " rows from " << tokens[0].position
           << (of_prompt ? " of a prompt" : "");
     }
@@ -249,14 +251,18 @@ TEST_P(DeltaRuleTest, DoesNotDependOnHowItIsCut) {
         EXPECT_EQ(found, expected) << Describe(shape) << " in pieces of " << piece;
         EXPECT_EQ(run.State(), whole.State()) << Describe(shape) << " in pieces of " << piece;
       }
+      // Of a pair, so many that all are one device's.
+      std::vector<StepToken> tokens = {TokenAt(0, 3), TokenAt(0, 1), TokenAt(5, 0)};
+      if (GetParam() == DeviceMode::kPair) tokens.resize(kPairDecodeRows);
+      const auto n_tokens = static_cast<uint32_t>(tokens.size());
       DeltaRun batch(*device, shape);
       const std::vector<std::byte> together =
-          batch.Step({TokenAt(0, 3), TokenAt(0, 1), TokenAt(5, 0)}, Part(shape, rows, 0, 3), false, false);
+          batch.Step(tokens, Part(shape, rows, 0, n_tokens), false, false);
       DeltaRun alone(*device, shape);
       std::vector<std::byte> each;
-      for (const auto& [row, token] :
-           {std::pair{0U, TokenAt(0, 3)}, {1U, TokenAt(0, 1)}, {2U, TokenAt(5, 0)}}) {
-        const std::vector<std::byte> bytes = alone.Step({token}, Part(shape, rows, row, 1), false, false);
+      for (uint32_t row = 0; row < n_tokens; ++row) {
+        const std::vector<std::byte> bytes =
+            alone.Step({tokens[row]}, Part(shape, rows, row, 1), false, false);
         each.insert(each.end(), bytes.begin(), bytes.end());
       }
       EXPECT_EQ(together, each) << Describe(shape);
