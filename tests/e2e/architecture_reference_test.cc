@@ -77,7 +77,7 @@ TEST_P(ArchitectureReference, ABatchIsEachAlone) {
       std::vector<float> expected;
       for (size_t i = lengths[s] - 3; i < lengths[s]; ++i)
         expected = RunSpan(*alone, SpanKind::kDecode, i, i + 1);
-      EXPECT_LE(Difference(expected, std::span(logits).subspan(s * n_vocab_, n_vocab_)), 1e-4) << s;
+      EXPECT_LE(Difference(expected, std::span(logits).subspan(s * n_vocab_, n_vocab_)), 3e-4) << s;
     }
   }
 }
