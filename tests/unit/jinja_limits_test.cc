@@ -17,9 +17,8 @@ using nlohmann::ordered_json;
 // Of the processor, as others may share it.
 constexpr double kMostSeconds = testing::kIsSanitized ? 20 : 2;
 // Sanitizers look for other things than time: a small part of what may be does for them.
-constexpr JinjaLimits kLimits = testing::kIsSanitized
-                                    ? JinjaLimits{.max_steps = 50'000, .max_bytes = size_t{4} << 20}
-                                    : JinjaLimits{};
+constexpr JinjaLimits kLimits =
+    testing::kIsSanitized ? JinjaLimits{.max_steps = 50'000, .max_bytes = size_t{4} << 20} : JinjaLimits{};
 
 double slowest = 0;
 
