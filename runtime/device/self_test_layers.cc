@@ -43,6 +43,13 @@ struct StateSteps {
   uint32_t count() const { return first + second; }
 };
 
+// Of `expected` the first n_first are those of the first step.
+Result<std::string> CompareSteps(SelfTestRun& run, std::span<const double> expected, size_t n_first,
+                                 const Buffer* first, const Buffer* second) {
+  KVRUN_RETURN_IF_ERROR(run.Compare(expected.first(n_first), first, kSelfTestTolerance).status());
+  return run.Compare(expected.subspan(n_first), second, kSelfTestTolerance);
+}
+
 }  // namespace
 
 Result<std::string> CheckRmsNormThatAdds(Device& device, uint32_t n_cols) {
@@ -236,9 +243,7 @@ Result<std::string> CheckShortConvolution(Device& device, bool of_prompt, bool i
       expected.push_back(is_gated ? sum * input[t * stride + kChannels + channel] : sum * SigmoidOf(sum));
     }
   }
-  const auto of_first = std::span(expected).first(size_t{steps.first} * kChannels);
-  KVRUN_RETURN_IF_ERROR(run.Compare(of_first, first, kSelfTestTolerance).status());
-  return run.Compare(std::span(expected).subspan(of_first.size()), second, kSelfTestTolerance);
+  return CompareSteps(run, expected, size_t{steps.first} * kChannels, first, second);
 }
 
 namespace {
@@ -330,9 +335,7 @@ Result<std::string> CheckDeltaRule(Device& device, uint32_t head_dim, bool of_pr
     for (size_t t = 0; t < steps.count(); ++t)
       StepDelta(in, t, head, of_head, &expected[t * row_out + head * head_dim]);
   }
-  const auto of_first = std::span(expected).first(steps.first * row_out);
-  KVRUN_RETURN_IF_ERROR(run.Compare(of_first, first, kSelfTestTolerance).status());
-  return run.Compare(std::span(expected).subspan(of_first.size()), second, kSelfTestTolerance);
+  return CompareSteps(run, expected, steps.first * row_out, first, second);
 }
 
 Result<std::string> CheckGatedNorm(Device& device, uint32_t head_dim) {

@@ -25,17 +25,16 @@ Status ResumingPass::Run(const ForwardStep& step, std::span<const uint32_t> outp
     }
     KVRUN_RETURN_IF_ERROR(ComeTo(span.sequence, span.first_position));
   }
-  for (const KvSpan& span : step.kv().spans) sequences_[span.sequence].is_broken = true;
+  for (const KvSpan& span : step.kv().spans) sequences_[span.sequence].position.reset();
   KVRUN_RETURN_IF_ERROR(pass_->Run(step, outputs, logits));
   size_t row = 0;
   for (const KvSpan& span : step.kv().spans) {
     Sequence& sequence = sequences_[span.sequence];
     for (uint32_t i = 0; i < span.n_rows; ++i) sequence.ids.push_back(rows[row++].id);
     sequence.position = span.end();
-    sequence.is_broken = false;
     const uint32_t last_kept = sequence.kept.empty() ? 0 : sequence.kept.back().position;
     if (span.kind == SpanKind::kPrompt || span.end() - last_kept >= kGeneratedTokens) {
-      KVRUN_RETURN_IF_ERROR(Keep(span.sequence));
+      KVRUN_RETURN_IF_ERROR(Keep(span.sequence, span.end()));
     }
   }
   return Status::Ok();
@@ -53,8 +52,8 @@ Status ResumingPass::ComeTo(uint32_t nth, uint32_t position) {
     sequence.position = 0;  // operations begin with nothing there
     return Status::Ok();
   }
-  if (sequence.position == position && !sequence.is_broken) return Status::Ok();
-  sequence.is_broken = true;
+  if (sequence.position == position) return Status::Ok();
+  sequence.position.reset();
   uint32_t begin = 0;
   if (!sequence.kept.empty()) {
     begin = sequence.kept.back().position;
@@ -62,7 +61,6 @@ Status ResumingPass::ComeTo(uint32_t nth, uint32_t position) {
   }
   KVRUN_RETURN_IF_ERROR(Repeat(nth, begin, position));
   sequence.position = position;
-  sequence.is_broken = false;
   return Status::Ok();
 }
 
@@ -73,17 +71,15 @@ Status ResumingPass::Repeat(uint32_t nth, uint32_t begin, uint32_t end) {
     repeated_.Clear();
     repeated_.Add(SpanKind::kPrompt, ids.subspan(position, n), position, nth);
     KVRUN_RETURN_IF_ERROR(pass_->Run(repeated_, {}, {}));
-    n_repeated_ += n;
   }
   return Status::Ok();
 }
 
 // Where there are as many copies as may be, that one goes whose neighbours are closest to each other, for how
 // far it is from the end.
-Status ResumingPass::Keep(uint32_t nth) {
-  Sequence& sequence = sequences_[nth];
-  std::vector<Kept>& kept = sequence.kept;
-  if (n_copies_ == 0 || (!kept.empty() && kept.back().position == sequence.position)) return Status::Ok();
+Status ResumingPass::Keep(uint32_t nth, uint32_t position) {
+  std::vector<Kept>& kept = sequences_[nth].kept;
+  if (n_copies_ == 0 || (!kept.empty() && kept.back().position == position)) return Status::Ok();
   Kept made;
   if (kept.size() < n_copies_) {
     KVRUN_ASSIGN_OR_RETURN(made.states, pass_->layer_states()->MakeCopy());
@@ -92,8 +88,8 @@ Status ResumingPass::Keep(uint32_t nth) {
     double least_gap = 0.0;
     for (size_t i = 0; i < kept.size(); ++i) {
       const uint32_t before = i == 0 ? 0 : kept[i - 1].position;
-      const uint32_t after = i + 1 < kept.size() ? kept[i + 1].position : sequence.position;
-      const double gap = static_cast<double>(after - before) / (sequence.position - kept[i].position);
+      const uint32_t after = i + 1 < kept.size() ? kept[i + 1].position : position;
+      const double gap = static_cast<double>(after - before) / (position - kept[i].position);
       if (i == 0 || gap < least_gap) {
         least = i;
         least_gap = gap;
@@ -102,7 +98,7 @@ Status ResumingPass::Keep(uint32_t nth) {
     made = std::move(kept[least]);
     kept.erase(kept.begin() + static_cast<ptrdiff_t>(least));
   }
-  made.position = sequence.position;
+  made.position = position;
   KVRUN_RETURN_IF_ERROR(pass_->layer_states()->Save(nth, made.states));
   kept.push_back(std::move(made));
   return Status::Ok();

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -32,30 +33,26 @@ class ResumingPass : public ForwardPass {
   RecordCache* record_cache() override { return pass_->record_cache(); }
   LayerStates* layer_states() override { return pass_->layer_states(); }
 
-  // Tokens that were computed once more so far.
-  uint64_t n_repeated() const { return n_repeated_; }
-
  private:
   struct Kept {
     uint32_t position = 0;  // the states are those before this token
     LayerStates::Copy states;
   };
   struct Sequence {
-    std::vector<TokenId> ids;  // that were computed, or are being computed
-    uint32_t position = 0;     // of the states as they are
-    bool is_broken = false;    // a step has failed: nobody knows what they are
-    std::vector<Kept> kept;    // ascending
+    std::vector<TokenId> ids;              // that were computed, or are being computed
+    std::optional<uint32_t> position = 0;  // of the states as they are; nothing: a step has failed, who knows
+    std::vector<Kept> kept;                // ascending
   };
 
   Status ComeTo(uint32_t sequence, uint32_t position);
   Status Repeat(uint32_t sequence, uint32_t begin, uint32_t end);
-  Status Keep(uint32_t sequence);
+  // A copy of the states, which are those before `position`.
+  Status Keep(uint32_t sequence, uint32_t position);
 
   std::unique_ptr<ForwardPass> pass_;
   uint32_t n_copies_;
   std::vector<Sequence> sequences_;
   ForwardStep repeated_;
-  uint64_t n_repeated_ = 0;
 };
 
 }  // namespace kvrun
