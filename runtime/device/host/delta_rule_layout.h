@@ -51,7 +51,12 @@ struct DeltaChunk {
   float* decayed() const { return left() + kDeltaChunk; }          // what is left of a row's write
   float* state_scales() const { return decayed() + kDeltaChunk; }  // [head_dim]
 
-  size_t bytes() const { return static_cast<size_t>(state_scales() - memory + dims) * sizeof(float); }
+  // Of all above. It is asked before there is memory, where no pointer may be counted on.
+  size_t bytes() const {
+    const size_t of_rows =
+        5 * dims + 4 * kDeltaChunk + 4;  // keys to outputs; products to weights; decays to decayed
+    return ((needs_copy() ? head_dim * dims : 0) + kDeltaChunk * of_rows + dims) * sizeof(float);
+  }
 
   size_t head_dim;
   size_t dims;
