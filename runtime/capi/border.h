@@ -1,8 +1,7 @@
 // The border between C and C++: no exception crosses it, every error becomes a status and a message.
 #pragma once
 
-#include <system_error>
-
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -11,6 +10,7 @@
 #include <new>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -57,6 +57,13 @@ std::string ToText(const Json& json);  // on one line; invalid UTF-8 is replaced
 // Copies text to memory that kvrun_string_free frees. *out is null on an error.
 Status CopyOut(std::string_view text, char** out);
 Status CopyOut(const Json& json, char** out);
+
+// Writes all of `from` if there is room for it, and how much it is either way.
+template <typename Range, typename T>
+void CopyIfRoom(const Range& from, T* to, size_t* count) {
+  if (to != nullptr && from.size() <= *count) std::copy(from.begin(), from.end(), to);
+  *count = from.size();
+}
 
 std::function<bool(uint64_t, uint64_t)> BindProgress(kvrun_progress_fn progress, void* user,
                                                      kvrun_phase phase);

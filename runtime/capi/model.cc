@@ -9,23 +9,18 @@
 #include "runtime/capi/border.h"
 #include "runtime/capi/handles.h"
 #include "runtime/capi/model_info.h"
-#include "runtime/model/chat_encoder.h"
 
 using kvrun::Status;
 using kvrun::StatusCode;
 using kvrun::TokenId;
 using kvrun::Tokenizer;
 using kvrun::capi::CheckNotNull;
+using kvrun::capi::CopyIfRoom;
 using kvrun::capi::CopyOut;
+using kvrun::capi::GetTokenizer;
 using kvrun::capi::Guard;
 
 namespace {
-
-kvrun::Result<const Tokenizer*> GetTokenizer(const kvrun_model* model) {
-  KVRUN_RETURN_IF_ERROR(CheckNotNull(model, "model"));
-  if (model->model->tokenizer != nullptr) return model->model->tokenizer.get();
-  return model->model->tokenizer_status.WithContext("the model has no vocabulary that can be used");
-}
 
 kvrun::Result<kvrun::EncodeOptions> ReadFlags(uint32_t flags, std::string_view function) {
   constexpr uint32_t kKnown = KVRUN_ENCODE_ADD_BOS | KVRUN_ENCODE_PARSE_SPECIAL | KVRUN_ENCODE_BOS_IF_ASKED;
@@ -47,54 +42,6 @@ kvrun::Result<std::vector<TokenId>> Encode(const Tokenizer& tokenizer, std::stri
   return ids;
 }
 
-// Writes all of `from` if there is room for it, and how much it is either way.
-template <typename Range, typename T>
-void CopyIfRoom(const Range& from, T* to, size_t* count) {
-  if (to != nullptr && from.size() <= *count) std::copy(from.begin(), from.end(), to);
-  *count = from.size();
-}
-
-kvrun::Result<std::vector<kvrun::ChatMessage>> ReadMessages(const kvrun_chat_message* messages,
-                                                            size_t count) {
-  if (count > 0) KVRUN_RETURN_IF_ERROR(CheckNotNull(messages, "messages"));
-  std::vector<kvrun::ChatMessage> list;
-  for (size_t i = 0; i < count; ++i) {
-    KVRUN_RETURN_IF_ERROR(CheckNotNull(messages[i].role, "messages[].role"));
-    KVRUN_RETURN_IF_ERROR(CheckNotNull(messages[i].content, "messages[].content"));
-    list.push_back({messages[i].role, messages[i].content});
-  }
-  return list;
-}
-
-kvrun::Result<kvrun::Thinking> ReadThinking(kvrun_thinking thinking) {
-  switch (thinking) {
-    case KVRUN_THINKING_DEFAULT: return kvrun::Thinking::kDefault;
-    case KVRUN_THINKING_ON: return kvrun::Thinking::kOn;
-    case KVRUN_THINKING_OFF: return kvrun::Thinking::kOff;
-  }
-  return Status(StatusCode::kInvalidArgument,
-                fmt::format("kvrun_chat_options.thinking is {}, which is not a value of kvrun_thinking",
-                            static_cast<int>(thinking)));
-}
-
-kvrun::Result<std::vector<TokenId>> EncodeMessages(const kvrun_model* model,
-                                                   const std::vector<kvrun::ChatMessage>& messages,
-                                                   const kvrun_chat_options& given) {
-  KVRUN_ASSIGN_OR_RETURN(const Tokenizer* tokenizer, GetTokenizer(model));
-  kvrun::ChatEncodeOptions options;
-  options.continued = given.continued != 0;
-  options.parse_special = given.parse_special != 0;
-  KVRUN_ASSIGN_OR_RETURN(options.thinking, ReadThinking(given.thinking));
-  if (given.chat_template != nullptr) {
-    KVRUN_ASSIGN_OR_RETURN(const kvrun::ChatTemplate chosen,
-                           kvrun::ChatTemplate::Choose(*model->model->file, given.chat_template));
-    return kvrun::EncodeChat(*tokenizer, chosen, messages, options);
-  }
-  const kvrun::Result<kvrun::ChatTemplate>& own = model->model->chat_template();
-  if (!own.ok()) return own.status();
-  return kvrun::EncodeChat(*tokenizer, *own, messages, options);
-}
-
 using OpenFile = kvrun::Result<std::unique_ptr<kvrun::Model>>(const std::string& path);
 
 kvrun_status Open(const char* path, OpenFile* open, kvrun_model** model) {
@@ -103,7 +50,7 @@ kvrun_status Open(const char* path, OpenFile* open, kvrun_model** model) {
     *model = nullptr;
     KVRUN_RETURN_IF_ERROR(CheckNotNull(path, "path"));
     KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<kvrun::Model> opened, open(path));
-    *model = new kvrun_model{std::move(opened)};
+    *model = new kvrun_model(std::move(opened));
     return Status::Ok();
   });
 }
@@ -127,7 +74,7 @@ kvrun_status kvrun_model_info_json(const kvrun_model* model, uint32_t context, c
     KVRUN_RETURN_IF_ERROR(CheckNotNull(json, "json"));
     *json = nullptr;
     KVRUN_RETURN_IF_ERROR(CheckNotNull(model, "model"));
-    return CopyOut(kvrun::capi::ModelInfo(*model->model, context), json);
+    return CopyOut(kvrun::capi::ModelInfo(*model, context), json);
   });
 }
 
@@ -189,44 +136,6 @@ kvrun_status kvrun_detokenize(const kvrun_model* model, const int32_t* ids, size
         count > 0 ? std::vector<TokenId>(ids, ids + count) : std::vector<TokenId>();
     CopyIfRoom(tokenizer->Decode(list), text, bytes);
     return Status::Ok();
-  });
-}
-
-void kvrun_chat_options_init(kvrun_chat_options* options) {
-  if (options == nullptr) return;
-  *options = {};
-  options->struct_size = sizeof(*options);
-}
-
-const char* const* kvrun_chat_template_names(void) { return kvrun::ChatTemplateNames(); }
-
-kvrun_status kvrun_chat_encode(const kvrun_model* model, const kvrun_chat_message* messages, size_t count,
-                               const kvrun_chat_options* options, int32_t* ids, size_t* id_count) {
-  return Guard([&]() -> Status {
-    KVRUN_RETURN_IF_ERROR(CheckNotNull(model, "model"));
-    KVRUN_RETURN_IF_ERROR(CheckNotNull(id_count, "id_count"));
-    if (*id_count > 0) KVRUN_RETURN_IF_ERROR(CheckNotNull(ids, "ids"));
-    kvrun_chat_options read;
-    kvrun_chat_options_init(&read);
-    KVRUN_RETURN_IF_ERROR(kvrun::capi::ReadOptions(options, "kvrun_chat_options", &read));
-    KVRUN_ASSIGN_OR_RETURN(const std::vector<kvrun::ChatMessage> list, ReadMessages(messages, count));
-    KVRUN_ASSIGN_OR_RETURN(const std::vector<TokenId> encoded, EncodeMessages(model, list, read));
-    CopyIfRoom(encoded, ids, id_count);
-    return Status::Ok();
-  });
-}
-
-kvrun_status kvrun_chat_format(const kvrun_model* model, const kvrun_chat_message* messages, size_t count,
-                               int continued, char** text) {
-  return Guard([&]() -> Status {
-    KVRUN_RETURN_IF_ERROR(CheckNotNull(text, "text"));
-    *text = nullptr;
-    KVRUN_RETURN_IF_ERROR(CheckNotNull(model, "model"));
-    KVRUN_ASSIGN_OR_RETURN(const std::vector<kvrun::ChatMessage> list, ReadMessages(messages, count));
-    const kvrun::Result<kvrun::ChatTemplate>& own = model->model->chat_template();
-    if (!own.ok()) return own.status();
-    KVRUN_ASSIGN_OR_RETURN(const std::string formatted, own->Apply(list, true, continued != 0));
-    return CopyOut(std::string_view(formatted), text);
   });
 }
 

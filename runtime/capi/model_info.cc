@@ -8,6 +8,7 @@
 #include <string>
 #include <string_view>
 
+#include "runtime/capi/handles.h"
 #include "runtime/device/device.h"
 
 namespace kvrun::capi {
@@ -131,9 +132,16 @@ Json LayersInfo(const ModelConfig& config) {
   return info;
 }
 
+// Why a chat is not what the file's template makes it.
+Json ChatNote(const Result<ChatTemplate>& chat) {
+  if (!chat.ok()) return chat.status().message();
+  return chat->note().empty() ? Json() : Json(chat->note());
+}
+
 }  // namespace
 
-Json ModelInfo(const Model& model, uint32_t context) {
+Json ModelInfo(const kvrun_model& handle, uint32_t context) {
+  const Model& model = *handle.model;
   const ModelConfig& config = model.config;
   std::map<std::string_view, uint64_t> tensor_types;
   uint64_t parameters = 0;
@@ -154,8 +162,7 @@ Json ModelInfo(const Model& model, uint32_t context) {
   const auto if_computable = [is_computable](Json value) { return is_computable ? value : Json(); };
   const uint32_t kv_context = context == 0 ? config.n_ctx_train : context;
   const uint64_t kv_bytes_per_token = config.KvBytesPerToken(KvElementBytes(KvType::kF16));
-  Json chat_form = nullptr;
-  if (model.chat_template().ok()) chat_form = model.chat_template()->name();
+  const Result<ChatTemplate>& chat = handle.chat_template();
   return {{"architecture", config.architecture.empty() ? Json() : Json(config.architecture)},
           {"name", config.name},
           {"file_bytes", model.file->size_bytes()},
@@ -174,7 +181,8 @@ Json ModelInfo(const Model& model, uint32_t context) {
           {"rope", if_computable(RopeInfo(config.rope))},
           {"tokenizer", TokenizerInfo(*model.file)},
           {"vocabulary", VocabularyInfo(model)},
-          {"chat_form", chat_form},
+          {"chat_form", chat.ok() ? Json(chat->name()) : Json()},
+          {"chat_note", ChatNote(chat)},
           {"sampling", SamplingInfo(*model.file)},
           {"tensor_types", types},
           {"parameters", parameters},

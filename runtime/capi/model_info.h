@@ -4,10 +4,9 @@
 #include <cstdint>
 
 #include "runtime/capi/border.h"
-#include "runtime/model/model.h"
 
 namespace kvrun::capi {
 
-Json ModelInfo(const Model& model, uint32_t context);
+Json ModelInfo(const kvrun_model& model, uint32_t context);
 
 }  // namespace kvrun::capi

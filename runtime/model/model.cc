@@ -76,11 +76,6 @@ Result<std::string> Model::Fingerprint() const {
   return fingerprint_;
 }
 
-const Result<ChatTemplate>& Model::chat_template() const {
-  std::call_once(chat_template_once_, [this] { chat_template_ = ChatTemplate::Recognize(*file); });
-  return chat_template_;
-}
-
 Result<std::unique_ptr<Model>> OpenModel(const std::string& path) {
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<GgufFile> file, OpenModelFile(path, GgufTypes::kAny));
   return ReadModel(std::move(file));

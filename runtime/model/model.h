@@ -1,4 +1,4 @@
-// A model file, opened and checked: configuration, tensors, tokenizer, chat form. Needs no device.
+// A model file, opened and checked: configuration, tensors, tokenizer. Needs no device.
 #pragma once
 
 #include <memory>
@@ -6,7 +6,6 @@
 #include <string>
 
 #include "platform/base/status.h"
-#include "runtime/model/chat_template.h"
 #include "runtime/model/gguf.h"
 #include "runtime/model/model_config.h"
 #include "runtime/model/tokenizer.h"
@@ -27,17 +26,12 @@ struct Model {
   std::unique_ptr<Tokenizer> tokenizer;  // null where the file has no vocabulary: `tokenizer_status` says why
   Status tokenizer_status;
 
-  // The file's own chat form, or why it has none. The first call reads it, as few commands need it.
-  const Result<ChatTemplate>& chat_template() const;
-
   // ModelFingerprint of the file. The first call reads it, those after the first success do not.
   Result<std::string> Fingerprint() const;
 
  private:
   mutable std::mutex fingerprint_mutex_;
   mutable std::string fingerprint_;  // empty: not read yet
-  mutable std::once_flag chat_template_once_;
-  mutable Result<ChatTemplate> chat_template_ = Status(StatusCode::kUnsupported, "not read yet");
 };
 
 // Of a model that is split into several files, any of them is named: the others lie beside it.

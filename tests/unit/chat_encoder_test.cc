@@ -1,6 +1,6 @@
 // Contents of chats give no control tokens, and otherwise the ids that they would have in one text with the
 // form.
-#include "runtime/model/chat_encoder.h"
+#include "runtime/chat/chat_encoder.h"
 
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "runtime/model/chat_template_names.h"
+#include "runtime/chat/chat_form_names.h"
 #include "runtime/model/gguf.h"
 #include "tests/support/chat_vocabularies.h"
 #include "tests/support/gguf_builder.h"
@@ -27,7 +27,8 @@ using Messages = std::vector<ChatMessage>;
 
 struct NamedForm {
   std::string name;
-  ChatTemplate chat;
+  ChatForm chat;
+  ChatTemplate chat_template = ChatTemplate::OfForm(chat);
 };
 
 // Those known by name, and what only templates in files bring: a default system message, trimming, other
@@ -35,11 +36,11 @@ struct NamedForm {
 const std::vector<NamedForm>& Forms() {
   static const std::vector<NamedForm> forms = [] {
     std::vector<NamedForm> all;
-    for (const char* const* name = ChatTemplateNames(); *name != nullptr; ++name) {
-      all.push_back({*name, OrDie(ChatTemplate::FromSource(FindNamedTemplate(*name)))});
+    for (const char* const* name = ChatFormNames(); *name != nullptr; ++name) {
+      all.push_back({*name, OrDie(ChatForm::FromSource(FindNamedTemplate(*name)))});
     }
     const auto add = [&](const char* name, const char* jinja) {
-      all.push_back({name, OrDie(ChatTemplate::FromSource(jinja))});
+      all.push_back({name, OrDie(ChatForm::FromSource(jinja))});
     };
     add("chatml_trimming",
         R"({{'<|im_start|>' + message['role'] + '\n' + message['content'] | trim + '<|im_end|>' + '\n'}})");
@@ -83,9 +84,13 @@ const std::vector<NamedVocabulary>& Vocabularies() {
   return vocabularies;
 }
 
-Ids Encode(const Tokenizer& tokenizer, const ChatTemplate& chat, const Messages& messages,
-           const ChatEncodeOptions& options = {}) {
-  const Result<Ids> ids = EncodeChat(tokenizer, chat, messages, options);
+Ids Encode(const Tokenizer& tokenizer, const NamedForm& form, const Messages& messages,
+           bool continued = false) {
+  ChatRequest request;
+  request.continued = continued;
+  for (const ChatMessage& message : messages)
+    request.messages.push_back({{"role", message.role}, {"content", message.content}});
+  const Result<Ids> ids = EncodeChat(tokenizer, form.chat_template, request);
   EXPECT_TRUE(ids.ok()) << ids.status().message();
   return ids.ok() ? *ids : Ids();
 }
@@ -98,7 +103,7 @@ Ids EncodeAsOneText(const Tokenizer& tokenizer, const std::string& text, bool bo
 }
 
 // And the way to continue a chat: the ids behind those of a stand-in for the answer.
-Ids NextTurnAsOneText(const Tokenizer& tokenizer, const ChatTemplate& chat, const std::string& message) {
+Ids NextTurnAsOneText(const Tokenizer& tokenizer, const ChatForm& chat, const std::string& message) {
   const std::string stand_in = "<answer>";
   const std::string text =
       OrDie(chat.Apply({{"user", "?"}, {"assistant", stand_in}, {"user", message}}, true, true));
@@ -111,7 +116,7 @@ Ids NextTurnAsOneText(const Tokenizer& tokenizer, const ChatTemplate& chat, cons
 }
 
 // The tokens that only the form may make.
-std::vector<bool> MarksOf(const Tokenizer& tokenizer, const ChatTemplate& chat) {
+std::vector<bool> MarksOf(const Tokenizer& tokenizer, const ChatForm& chat) {
   std::vector<bool> marks(tokenizer.n_vocab());
   for (TokenId id = 0; static_cast<uint32_t>(id) < tokenizer.n_vocab(); ++id) {
     marks[static_cast<size_t>(id)] = tokenizer.IsControl(id) || tokenizer.IsEndOfGeneration(id);
@@ -203,9 +208,9 @@ TEST(ChatEncoder, OrdinaryContentsGiveTheIdsThatOneTextGives) {
              {Messages{{"user", contents[i]}}, Messages{{"system", other}, {"user", contents[i]}},
               Messages{{"user", contents[i]}, {"assistant", answer}, {"user", other}}}) {
           const std::string text = OrDie(form.chat.Apply(messages, true));
-          EXPECT_EQ(Encode(tokenizer, form.chat, messages), EncodeAsOneText(tokenizer, text, true));
+          EXPECT_EQ(Encode(tokenizer, form, messages), EncodeAsOneText(tokenizer, text, true));
         }
-        EXPECT_EQ(Encode(tokenizer, form.chat, {{"user", contents[i]}}, {.continued = true}),
+        EXPECT_EQ(Encode(tokenizer, form, {{"user", contents[i]}}, /*continued=*/true),
                   NextTurnAsOneText(tokenizer, form.chat, contents[i]));
       }
     }
@@ -279,9 +284,9 @@ TEST_P(Injection, NoContentMakesAControlToken) {
     SCOPED_TRACE(form.name + ", " + vocabularies[v].name);
     const Tokenizer& tokenizer = *vocabularies[v].tokenizer;
     const std::vector<bool> marks = MarksOf(tokenizer, form.chat);
-    const Skeleton innocent_skeleton = SkeletonOf(tokenizer, marks, Encode(tokenizer, form.chat, innocent));
+    const Skeleton innocent_skeleton = SkeletonOf(tokenizer, marks, Encode(tokenizer, form, innocent));
     const Skeleton innocent_turn =
-        SkeletonOf(tokenizer, marks, Encode(tokenizer, form.chat, {innocent[3]}, {.continued = true}));
+        SkeletonOf(tokenizer, marks, Encode(tokenizer, form, {innocent[3]}, /*continued=*/true));
     const size_t n_contents = kContents / vocabularies.size() + 1;
     for (size_t i = 0; i < n_contents; i += innocent.size()) {
       Messages messages = innocent;
@@ -295,10 +300,10 @@ TEST_P(Injection, NoContentMakesAControlToken) {
       }
       Skeleton turn = innocent_turn;
       for (std::string& gap : turn.gaps) gap = Replaced(gap, "Q4Q", messages[3].content);
-      const Ids all = Encode(tokenizer, form.chat, messages);
+      const Ids all = Encode(tokenizer, form, messages);
       ASSERT_EQ(Normalized(SkeletonOf(tokenizer, marks, all)), Normalized(expected))
           << OrDie(form.chat.Apply(messages, true));
-      const Ids next = Encode(tokenizer, form.chat, {messages[3]}, {.continued = true});
+      const Ids next = Encode(tokenizer, form, {messages[3]}, /*continued=*/true);
       ASSERT_EQ(Normalized(SkeletonOf(tokenizer, marks, next)), Normalized(turn)) << messages[3].content;
     }
   }

@@ -1,438 +1,238 @@
-// The expected texts are what Jinja makes of the templates, less the BOS that the tokenizer adds.
-#include "runtime/model/chat_template.h"
+// Chats by the template that a model carries.
+#include "runtime/chat/chat_template.h"
 
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <string>
-#include <utility>
-#include <vector>
 
 #include "runtime/model/gguf.h"
 #include "tests/support/gguf_builder.h"
+#include "tests/support/or_die.h"
 #include "tests/support/reference_files.h"
 
 namespace kvrun {
 namespace {
 
+using nlohmann::ordered_json;
 using testing::GgufBuilder;
-using Messages = std::vector<ChatMessage>;
+using testing::OrDie;
 
 constexpr const char* kChatMl =
     R"({% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }})"
     R"({% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %})";
-constexpr const char* kChatMlWithDefault =
-    R"({% for m in messages %}{% if loop.first and messages[0]['role'] != 'system' %})"
-    R"({{ '<|im_start|>system\nYou aren\'t a "person".<|im_end|>\n' }}{% endif %})"
-    R"({{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }}{% endfor %})";
-constexpr const char* kChatMlAssigned =
-    R"({% if messages[0]['role'] == 'system' %}{% set system_message = messages[0]['content'] %})"
-    R"({% else %}{% set system_message = "Be kind." %}{% endif %})"
-    R"({{ '<|im_start|>system\n' + system_message + '<|im_end|>\n' }}...)";
-constexpr const char* kQwen25 =
-    R"({%- if tools %}{{- '<|im_start|>system\n' }}{%- else %}{%- if messages[0]['role'] == 'system' %})"
-    R"({{- '<|im_start|>system\n' + messages[0]['content'] + '<|im_end|>\n' }}{%- else %})"
-    R"({{- '<|im_start|>system\nYou are Qwen. You help.<|im_end|>\n' }}{%- endif %}{%- endif %}...)";
-constexpr const char* kQwen3 =
-    R"({%- set ns = namespace(last_query_index=messages|length - 1) %}{%- if enable_thinking is defined %})"
-    R"({{- '<|im_start|>assistant\n' }}{%- set content = message.content.split('</think>')[-1] %}<|im_end|>...)";
-constexpr const char* kLlama2 =
-    R"({% if messages[0]['role'] == 'system' %}{% set system_message = messages[0]['content'] %}{% else %})"
-    R"({% set system_message = false %}{% endif %}{% for message in messages %}{% set content = )"
-    R"('<<SYS>>\n' + system_message + '\n<</SYS>>\n\n' + message['content'] %}{% if message['role'] == 'user' %})"
-    R"({{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}{% else %})"
-    R"({{ ' ' + content.strip() + ' ' + eos_token }}{% endif %}{% endfor %})";
-constexpr const char* kMistralV1 =
-    R"({{ bos_token }}{% for message in messages %}{% if loop.first and system_message is defined %})"
-    R"({{ ' [INST] ' + system_message + '\n\n' + message['content'] + ' [/INST]' }}{% else %})"
-    R"({{ ' ' + message['content'] + eos_token }}{% endif %}{% endfor %})";
-constexpr const char* kMistralV3 =
-    R"({{ bos_token }}{% for message in messages %}{% if loop.last and system_message is defined %})"
-    R"({{ "[INST] " + system_message + "\n\n" + message["content"] + "[/INST]" }}{% else %})"
-    R"({{ " " + message["content"]|trim + eos_token }}{% endif %}{% endfor %})";
-constexpr const char* kMistralNemo =
-    R"({{ raise_exception("[INST] must alternate with answers") }}{{ "[INST]" + message["content"] + "[/INST]" }})"
-    R"({{ message["content"] + eos_token }})";
-constexpr const char* kMistralOld =
-    R"({{ '[INST] ' + message['content'] + ' [/INST]' }}{{ message['content'] + eos_token + ' ' }})";
-constexpr const char* kLlama3 =
-    R"({% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + )"
-    R"(message['content'] | trim + '<|eot_id|>' %})";
-constexpr const char* kLlama31 =
-    R"({%- set date_string = "26 Jul 2024" %}{{- "<|start_header_id|>system<|end_header_id|>\n\n" }})"
-    R"({{- "Cutting Knowledge Date: December 2023\n" }}{{- "Today Date: " + date_string + "\n\n" }})"
-    R"({{- message['content'] | trim + "<|eot_id|>" }})";
-constexpr const char* kZephyr =
-    R"({% for message in messages %}{{ '<|user|>\n' + message['content'] + eos_token }})"
-    R"({{ '<|assistant|>\n' + message['content'] + eos_token }}{% endfor %})";
+// No known form: "U:", "A:".
+constexpr const char* kOwn =
+    R"({{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}{{ 'U:' + m.content + '|' }})"
+    R"({% elif m.role == 'assistant' %}{{ 'A:' + m.content + eos_token }}{% else %})"
+    R"({{ raise_exception('no ' + m.role + ' here') }}{% endif %}{% endfor %})"
+    R"({% if tools %}{{ 'T:' + tools[0].name + '|' }}{% endif %}A:)";
 
-const Messages kUser = {{"user", "Hi "}};
-const Messages kSystemUser = {{"system", "S"}, {"user", "Hi "}};
-const Messages kTurns = {{"system", "S"}, {"user", "1"}, {"assistant", " 2 "}, {"user", "3"}};
-
-ChatTemplate Read(const char* jinja) {
-  const Result<ChatTemplate> result = ChatTemplate::FromSource(jinja);
-  EXPECT_TRUE(result.ok()) << result.status().message();
-  return result.ok() ? *result : ChatTemplate();
-}
-
-std::string Apply(const char* jinja, const Messages& messages, bool add_assistant, bool continued = false) {
-  const Result<std::string> text = Read(jinja).Apply(messages, add_assistant, continued);
-  EXPECT_TRUE(text.ok()) << text.status().message();
-  return text.ok() ? *text : "";
-}
-
-TEST(ChatTemplate, FormsAreRecognised) {
-  EXPECT_EQ(Read(kChatMl).form(), ChatForm::kChatMl);
-  EXPECT_EQ(Read(kChatMl).name(), "chatml");
-  EXPECT_EQ(Read(kChatMlWithDefault).form(), ChatForm::kChatMl);
-  EXPECT_EQ(Read(kQwen25).form(), ChatForm::kQwen);
-  EXPECT_EQ(Read(kQwen3).name(), "qwen");
-  EXPECT_EQ(Read(kLlama2).name(), "llama-2");
-  for (const char* mistral : {kMistralV1, kMistralV3, kMistralNemo, kMistralOld}) {
-    EXPECT_EQ(Read(mistral).name(), "mistral");
-  }
-  EXPECT_EQ(Read(kLlama3).name(), "llama-3");
-  EXPECT_EQ(Read(kLlama31).form(), ChatForm::kLlama3);
-  EXPECT_EQ(Read(kZephyr).name(), "zephyr");
-}
-
-TEST(ChatTemplate, OthersAreRefusedWithAWayOn) {
-  for (const char* jinja :
-       {"", "{{ messages }}", "{{ '<start_of_turn>user' }}",
-        "{{'<|user|>\n' + message['content'] + '<|end|>\n'}}<|assistant|>",
-        "{{ '<|im_start|>user<|im_sep|>' }}<|im_end|>", "[SYSTEM_PROMPT][/SYSTEM_PROMPT][INST][/INST]",
-        "{{ '", "{%", "{# [INST] #", "{{ 'a\\"}) {
-    const Result<ChatTemplate> result = ChatTemplate::FromSource(jinja);
-    ASSERT_FALSE(result.ok()) << jinja;
-    EXPECT_EQ(result.status().code(), StatusCode::kUnsupported);
-    EXPECT_NE(result.status().message().find("run without --chat"), std::string::npos);
-  }
-}
-
-TEST(ChatTemplate, ChatMl) {
-  const std::string hi = "<|im_start|>user\nHi <|im_end|>\n";
-  EXPECT_EQ(Apply(kChatMl, kUser, false), hi);
-  EXPECT_EQ(Apply(kChatMl, kUser, true), hi + "<|im_start|>assistant\n");
-  EXPECT_EQ(Apply(kChatMl, kSystemUser, false), "<|im_start|>system\nS<|im_end|>\n" + hi);
-  EXPECT_EQ(
-      Apply(kChatMl, kTurns, true),
-      "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\n1<|im_end|>\n<|im_start|>assistant\n 2 <|im_end|>\n"
-      "<|im_start|>user\n3<|im_end|>\n<|im_start|>assistant\n");
-  EXPECT_EQ(Read(kChatMl).answer_end(), "<|im_end|>\n");
-}
-
-TEST(ChatTemplate, ChatMlInsertsTheTemplatesOwnSystemMessage) {
-  const std::string hi = "<|im_start|>user\nHi <|im_end|>\n";
-  EXPECT_EQ(Apply(kChatMlWithDefault, kUser, false),
-            "<|im_start|>system\nYou aren't a \"person\".<|im_end|>\n" + hi);
-  EXPECT_EQ(Apply(kChatMlWithDefault, kSystemUser, false), "<|im_start|>system\nS<|im_end|>\n" + hi);
-  EXPECT_EQ(Apply(kChatMlWithDefault, kUser, true, true), hi + "<|im_start|>assistant\n");
-  EXPECT_EQ(Apply(kChatMlAssigned, kUser, false), "<|im_start|>system\nBe kind.<|im_end|>\n" + hi);
-  EXPECT_EQ(Apply(kQwen25, kUser, false), "<|im_start|>system\nYou are Qwen. You help.<|im_end|>\n" + hi);
-  EXPECT_EQ(Apply(kQwen25, kSystemUser, false), "<|im_start|>system\nS<|im_end|>\n" + hi);
-}
-
-TEST(ChatTemplate, Qwen3KeepsOnlyTheLastAnswersThoughts) {
-  const Messages messages = {{"user", "1"}, {"assistant", "<think>\na\n</think>\n\nb"}, {"user", "2"}};
-  const std::string shared =
-      "<|im_start|>user\n1<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"
-      "<|im_start|>user\n2<|im_end|>\n";
-  EXPECT_EQ(Apply(kQwen3, messages, true), shared + "<|im_start|>assistant\n");
-  Messages longer = messages;
-  longer.push_back({"assistant", "c"});
-  EXPECT_EQ(Apply(kQwen3, longer, false),
-            shared + "<|im_start|>assistant\n<think>\n\n</think>\n\nc<|im_end|>\n");
-  longer.back().content = "<think>\nd\n</think>\n\ne";
-  EXPECT_EQ(Apply(kQwen3, longer, false),
-            shared + "<|im_start|>assistant\n<think>\nd\n</think>\n\ne<|im_end|>\n");
-}
-
-TEST(ChatTemplate, Llama2) {
-  EXPECT_EQ(Apply(kLlama2, kUser, true), "[INST] Hi [/INST]");
-  EXPECT_EQ(Apply(kLlama2, kUser, false), "[INST] Hi [/INST]");
-  EXPECT_EQ(Apply(kLlama2, kSystemUser, true), "[INST] <<SYS>>\nS\n<</SYS>>\n\nHi [/INST]");
-  EXPECT_EQ(Apply(kLlama2, kTurns, true),
-            "[INST] <<SYS>>\nS\n<</SYS>>\n\n1 [/INST] 2 </s><s>[INST] 3 [/INST]");
-  EXPECT_EQ(Apply(kLlama2, kUser, true, true), "[INST] Hi [/INST]");
-}
-
-TEST(ChatTemplate, MistralVersionsDifferInSpacesAndInTheTurnOfTheSystemMessage) {
-  EXPECT_EQ(Apply(kMistralV1, kTurns, true), " [INST] S\n\n1 [/INST]  2 </s> [INST] 3 [/INST]");
-  EXPECT_EQ(Apply(kMistralV3, kTurns, true), "[INST] 1[/INST] 2</s>[INST] S\n\n3[/INST]");
-  EXPECT_EQ(Apply(kMistralNemo, kTurns, true), "[INST]S\n\n1[/INST] 2 </s>[INST]3[/INST]");
-  EXPECT_EQ(Apply(kMistralOld, {kTurns.begin() + 1, kTurns.end()}, true),
-            "[INST] 1 [/INST] 2 </s> [INST] 3 [/INST]");
-  EXPECT_EQ(Apply(kMistralV3, kSystemUser, false), "[INST] S\n\nHi [/INST]");
-  EXPECT_EQ(Apply(kMistralV3, kUser, true, true), "[INST] Hi [/INST]");
-}
-
-TEST(ChatTemplate, Llama3) {
-  const std::string hi = "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>";
-  const std::string answer = "<|start_header_id|>assistant<|end_header_id|>\n\n";
-  EXPECT_EQ(Apply(kLlama3, kUser, true), hi + answer);
-  EXPECT_EQ(Apply(kLlama3, kSystemUser, false),
-            "<|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|>" + hi);
-  EXPECT_EQ(Apply(kLlama3, {kTurns.begin() + 2, kTurns.begin() + 3}, false, true), answer + "2<|eot_id|>");
-}
-
-TEST(ChatTemplate, Llama31WritesDatesBeforeTheSystemMessage) {
-  const std::string hi = "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>";
-  const std::string dates =
-      "<|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\n"
-      "Today Date: 26 Jul 2024\n\n";
-  EXPECT_EQ(Apply(kLlama31, kUser, false), dates + "<|eot_id|>" + hi);
-  EXPECT_EQ(Apply(kLlama31, kSystemUser, false), dates + "S<|eot_id|>" + hi);
-  EXPECT_EQ(Apply(kLlama31, kUser, false, true), hi);
-}
-
-TEST(ChatTemplate, Zephyr) {
-  EXPECT_EQ(Apply(kZephyr, kUser, true), "<|user|>\nHi </s>\n<|assistant|>\n");
-  EXPECT_EQ(Apply(kZephyr, kTurns, false),
-            "<|system|>\nS</s>\n<|user|>\n1</s>\n<|assistant|>\n 2 </s>\n<|user|>\n3</s>\n");
-}
-
-// Shortened: what deals with tools is left out. The newer one differs in the last line.
-const std::string kDeepSeekStart =
-    R"({% set ns = namespace(system_prompt='') %}{%- for message in messages %}{%- if message['role'] == 'system' %})"
-    R"({% set ns.system_prompt = message['content'] %}{%- endif %}{%- endfor %}{{bos_token}}{{ns.system_prompt}})"
-    R"({%- for message in messages %}{%- if message['role'] == 'user' %}{{'<｜User｜>' + message['content']}})"
-    R"({%- endif %}{%- if message['role'] == 'assistant' %}{% set content = message['content'] %})"
-    R"({% if '</think>' in content %}{% set content = content.split('</think>')[-1] %}{% endif %})"
-    R"({{'<｜Assistant｜>' + content + '<｜end▁of▁sentence｜>'}}{%- endif %}{%- endfor -%})";
-const std::string kDeepSeek =
-    kDeepSeekStart + R"({% if add_generation_prompt %}{{'<｜Assistant｜>'}}{% endif %})";
-const std::string kDeepSeekThinking =
-    kDeepSeekStart + R"({% if add_generation_prompt %}{{'<｜Assistant｜><think>\n'}}{% endif %})";
-
-TEST(ChatTemplate, DeepSeekR1) {
-  EXPECT_EQ(Read(kDeepSeek.c_str()).form(), ChatForm::kDeepSeek);
-  EXPECT_EQ(Read(kDeepSeek.c_str()).name(), "deepseek-r1");
-  const std::string hi = "<｜User｜>Hi <｜Assistant｜>";
-  EXPECT_EQ(Apply(kDeepSeek.c_str(), kUser, true), hi);
-  EXPECT_EQ(Apply(kDeepSeek.c_str(), kUser, false), "<｜User｜>Hi ");
-  EXPECT_EQ(Apply(kDeepSeekThinking.c_str(), kUser, true), hi + "<think>\n");
-  EXPECT_EQ(Apply(kDeepSeek.c_str(), kSystemUser, true), "S" + hi);
-  const Messages turns = {
-      {"system", "S"}, {"user", "1"}, {"assistant", "<think>\na\n</think>\n\nb "}, {"user", "2"}};
-  EXPECT_EQ(Apply(kDeepSeekThinking.c_str(), turns, true),
-            "S<｜User｜>1<｜Assistant｜>\n\nb <｜end▁of▁sentence｜><｜User｜>2<｜Assistant｜><think>\n");
-  EXPECT_EQ(Read(kDeepSeek.c_str()).answer_end(), "<｜end▁of▁sentence｜>");
-  // From V3.1 on the form is another one.
-  const std::string newer =
-      kDeepSeekStart + "{{'<｜Assistant｜>'}}{% if not thinking %}{{'</think>'}}{% endif %}";
-  EXPECT_FALSE(ChatTemplate::FromSource(newer).ok());
-}
-
-TEST(ChatTemplate, ASystemMessageOfDeepSeekStandsAtTheStartAlone) {
-  const ChatTemplate chat = Read(kDeepSeek.c_str());
-  EXPECT_FALSE(chat.Apply({{"user", "1"}, {"system", "2"}}, true).ok());
-  EXPECT_FALSE(chat.Apply({{"system", "2"}, {"user", "1"}}, true, /*continued=*/true).ok());
-}
-
-// The end of the template as Qwen3 has it.
-constexpr const char* kQwen3Switch =
-    R"({%- set ns = namespace(last_query_index=messages|length - 1) %})"
-    R"({{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }})"
-    R"({%- set content = message.content.split('</think>')[-1].lstrip('\n') %})"
-    R"({%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }})"
-    R"({%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\n\n</think>\n\n' }})"
-    R"({%- endif %}{%- endif %})";
-
-std::string Joined(const ChatText& text) {
-  std::string whole;
-  for (const ChatSegment& segment : text) whole += segment.text;
-  return whole;
-}
-
-TEST(ChatTemplate, ThinkingIsSwitchedWhereTheFormHasASwitch) {
-  const ChatTemplate qwen3 = Read(kQwen3Switch);
-  const auto write = [&](const ChatTemplate& chat, Thinking thinking) {
-    return chat.Write(kUser, {ChatStart::kNothing, true, thinking});
-  };
-  const std::string hi = "<|im_start|>user\nHi <|im_end|>\n<|im_start|>assistant\n";
-  EXPECT_EQ(Joined(*write(qwen3, Thinking::kDefault)), hi);
-  EXPECT_EQ(Joined(*write(qwen3, Thinking::kOn)), hi);
-  EXPECT_EQ(Joined(*write(qwen3, Thinking::kOff)), hi + "<think>\n\n</think>\n\n");
-  for (const char* without : {kChatMl, kQwen25, kLlama3, kMistralV3, kDeepSeekThinking.c_str()}) {
-    for (const Thinking thinking : {Thinking::kOn, Thinking::kOff}) {
-      const Result<ChatText> text = write(Read(without), thinking);
-      EXPECT_EQ(text.status().code(), StatusCode::kUnsupported);
-      EXPECT_NE(text.status().message().find("no switch for thinking"), std::string::npos);
-    }
-  }
-}
-
-TEST(ChatTemplate, BehindAnAnswerComesTheEndOfItsTurn) {
-  const auto after = [](const char* jinja) {
-    return Joined(*Read(jinja).Write(kUser, {ChatStart::kAnswer, true, Thinking::kDefault}));
-  };
-  EXPECT_EQ(after(kChatMlWithDefault),
-            "<|im_end|>\n<|im_start|>user\nHi <|im_end|>\n<|im_start|>assistant\n");
-  EXPECT_EQ(after(kLlama2), " </s><s>[INST] Hi [/INST]");
-  EXPECT_EQ(after(kMistralV3), "</s>[INST] Hi [/INST]");
-  EXPECT_EQ(after(kZephyr), "</s>\n<|user|>\nHi </s>\n<|assistant|>\n");
-  EXPECT_EQ(after(kDeepSeekThinking.c_str()), "<｜end▁of▁sentence｜><｜User｜>Hi <｜Assistant｜><think>\n");
-  const ChatTemplate mistral = Read(kMistralV3);
-  EXPECT_FALSE(mistral.Write({{"assistant", "x"}}, {ChatStart::kAnswer, true, Thinking::kDefault}).ok());
-  EXPECT_FALSE(mistral.Write(kSystemUser, {ChatStart::kAnswer, true, Thinking::kDefault}).ok());
-}
-
-TEST(ChatTemplate, WrongRolesAndOrdersAreRefused) {
-  const auto refused = [](const char* jinja, const Messages& messages, bool continued = false) {
-    return Read(jinja).Apply(messages, true, continued).status().code() == StatusCode::kInvalidArgument;
-  };
-  EXPECT_TRUE(refused(kChatMl, {{"tool", "x"}}));
-  EXPECT_FALSE(refused(kChatMl, {{"user", "1"}, {"user", "2"}}));
-  for (const char* jinja : {kLlama2, kMistralV3}) {
-    EXPECT_TRUE(refused(jinja, {{"user", "1"}, {"user", "2"}}));
-    EXPECT_TRUE(refused(jinja, {{"assistant", "1"}}));
-    EXPECT_FALSE(refused(jinja, {{"assistant", "1"}, {"user", "2"}}, true));
-    EXPECT_TRUE(refused(jinja, {{"user", "1"}, {"system", "2"}}));
-    EXPECT_TRUE(refused(jinja, {{"system", "2"}}));
-  }
-}
-
-Result<ChatTemplate> Recognize(const GgufBuilder& builder) {
-  const testing::Bytes bytes = builder.Build();
-  KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<GgufFile> file, GgufFile::Parse(bytes, "test.gguf"));
-  return ChatTemplate::Recognize(*file);
-}
-
-TEST(ChatTemplateFile, TheDefaultOneOfSeveralIsTaken) {
+std::unique_ptr<GgufFile> FileWith(const ordered_json& keys) {
   GgufBuilder builder;
-  builder.SetStrings("tokenizer.chat_templates", {"tool_use"})
-      .Set("tokenizer.chat_template.tool_use", kChatMl);
-  const Result<ChatTemplate> none = Recognize(builder);
+  for (const auto& [key, value] : keys.items()) builder.Set(key, value.get<std::string>());
+  builder.SetStrings("tokenizer.ggml.tokens", {"<s>", "<|end|>"});
+  builder.Set("tokenizer.ggml.bos_token_id", 0U).Set("tokenizer.ggml.eos_token_id", 1U);
+  const testing::Bytes bytes = builder.Build();
+  return OrDie(GgufFile::Parse(bytes, "test.gguf"));
+}
+
+Result<ChatTemplate> Read(const std::string& jinja) {
+  return ChatTemplate::OfFile(*FileWith({{"tokenizer.chat_template", jinja}}));
+}
+
+ChatRequest Request(const ordered_json& messages) {
+  ChatRequest request;
+  request.messages = messages;
+  return request;
+}
+
+const ordered_json kHi = {{{"role", "user"}, {"content", "Hi"}}};
+
+std::string Write(const std::string& jinja, const ChatRequest& request) {
+  return JoinPieces(OrDie(OrDie(Read(jinja)).Write(request)));
+}
+
+TEST(ChatTemplate, IsRunWhateverItsForm) {
+  EXPECT_EQ(Write(kOwn, Request(kHi)), "U:Hi|A:");
+  EXPECT_EQ(OrDie(Read(kOwn)).name(), "template");
+  EXPECT_EQ(OrDie(Read(kOwn)).note(), "");
+  EXPECT_EQ(Write(kChatMl, Request(kHi)), "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_EQ(OrDie(Read(kChatMl)).name(), "chatml");
+}
+
+TEST(ChatTemplate, ContentsAreApartFromWhatItWrites) {
+  const ChatText text = OrDie(OrDie(Read(kOwn)).Write(Request(kHi)));
+  ASSERT_EQ(text.size(), 3U);
+  EXPECT_EQ(text[1].text, "Hi");
+  EXPECT_TRUE(text[1].is_content);
+  EXPECT_FALSE(text[0].is_content || text[2].is_content);
+}
+
+TEST(ChatTemplate, ReadsVariables) {
+  ChatRequest request = Request(kHi);
+  request.variables = {{"tools", {{{"name", "clock"}}}}};
+  EXPECT_EQ(Write(kOwn, request), "U:Hi|T:clock|A:");
+}
+
+TEST(ChatTemplate, SaysWhatItDoesNotTake) {
+  const ChatTemplate chat = OrDie(Read(kOwn));
+  const auto refused = [&](const ordered_json& messages) {
+    const Result<ChatText> text = chat.Write(Request(messages));
+    EXPECT_EQ(text.status().code(), StatusCode::kInvalidArgument);
+    return text.status().message();
+  };
+  EXPECT_NE(refused({{{"role", "system"}, {"content", "x"}}}).find("no system here"), std::string::npos);
+  EXPECT_NE(refused({{{"role", "user"}, {"content", 3}}}).find("message 1: its \"content\""),
+            std::string::npos);
+  EXPECT_NE(refused({{{"content", "x"}}}).find("message 1 has no \"role\""), std::string::npos);
+  EXPECT_NE(refused({7}).find("message 1 is not a JSON object"), std::string::npos);
+  EXPECT_NE(refused("x").find("not a JSON array"), std::string::npos);
+}
+
+TEST(ChatTemplate, ContinuesBehindAnAnswer) {
+  ChatRequest request = Request(kHi);
+  request.continued = true;
+  EXPECT_EQ(Write(kOwn, request), "<|end|>U:Hi|A:");
+  EXPECT_EQ(Write(kChatMl, request), "<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+  // One that writes no earlier answers.
+  const Result<ChatText> none = OrDie(Read("{{ messages[-1].content }}")).Write(request);
   EXPECT_EQ(none.status().code(), StatusCode::kUnsupported);
-  EXPECT_NE(none.status().message().find("\"tool_use\""), std::string::npos);
-  builder.Set("tokenizer.chat_template.default", kLlama3);
-  EXPECT_EQ(Recognize(builder)->form(), ChatForm::kLlama3);
-  builder.Set("tokenizer.chat_template", kLlama2);
-  EXPECT_EQ(Recognize(builder)->form(), ChatForm::kLlama2);
+  EXPECT_NE(none.status().message().find("give the whole conversation"), std::string::npos);
 }
 
-TEST(ChatTemplateFile, MissingOrUnknownNamesTheFile) {
-  const Result<ChatTemplate> missing = Recognize(GgufBuilder());
-  EXPECT_EQ(missing.status().code(), StatusCode::kUnsupported);
-  EXPECT_NE(missing.status().message().find("test.gguf"), std::string::npos);
-  EXPECT_NE(missing.status().message().find("name its form with --chat-template"), std::string::npos);
-  const Result<ChatTemplate> unknown = Recognize(GgufBuilder().Set("tokenizer.chat_template", "{{ x }}"));
-  EXPECT_EQ(unknown.status().code(), StatusCode::kUnsupported);
-  EXPECT_NE(unknown.status().message().find("test.gguf"), std::string::npos);
-  EXPECT_EQ(Recognize(GgufBuilder().Set("tokenizer.chat_template", 3U)).status().code(),
-            StatusCode::kCorrupt);
+TEST(ChatTemplate, ThinkingIsItsOwnSwitch) {
+  ChatRequest request = Request(kHi);
+  request.thinking = Thinking::kOff;
+  EXPECT_EQ(OrDie(Read(kOwn)).Write(request).status().code(), StatusCode::kUnsupported);
+  for (const std::string name : {"enable_thinking", "thinking"}) {
+    const std::string jinja =
+        "{{ messages[0].content }}{% if " + name + " is defined %}{{ ' ' ~ " + name + " }}{% endif %}";
+    EXPECT_EQ(Write(jinja, Request(kHi)), "Hi");
+    request.thinking = Thinking::kOff;
+    EXPECT_EQ(Write(jinja, request), "Hi False");
+    request.thinking = Thinking::kOn;
+    EXPECT_EQ(Write(jinja, request), "Hi True");
+  }
 }
 
-TEST(ChatTemplateFile, AFormCanBeChosenByNameOrTemplate) {
-  GgufBuilder builder;
-  builder.Set("tokenizer.ggml.eos_token_id", 1U).SetStrings("tokenizer.ggml.tokens", {"a", "<|endoftext|>"});
-  const testing::Bytes bytes = builder.Build();
-  const auto file = GgufFile::Parse(bytes, "test.gguf");
-  ASSERT_TRUE(file.ok());
-  const auto apply = [&](const char* choice) {
-    const Result<ChatTemplate> chat = ChatTemplate::Choose(**file, choice);
-    EXPECT_TRUE(chat.ok()) << chat.status().message();
-    return chat.ok() ? *chat->Apply(kTurns, true) : "";
-  };
-  EXPECT_EQ(apply("chatml"),
-            "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\n1<|im_end|>\n<|im_start|>assistant\n 2 "
-            "<|im_end|>\n<|im_start|>user\n3<|im_end|>\n<|im_start|>assistant\n");
-  EXPECT_EQ(apply("qwen"), apply("chatml"));
-  EXPECT_EQ(apply("qwen3"), apply("chatml"));
-  EXPECT_EQ(apply("llama-2"), "[INST] <<SYS>>\nS\n<</SYS>>\n\n1 [/INST] 2 <|endoftext|><s>[INST] 3 [/INST]");
-  EXPECT_EQ(apply("llama-3"), apply(kLlama3));
-  EXPECT_EQ(apply("mistral"), "[INST] 1[/INST] 2<|endoftext|>[INST] S\n\n3[/INST]");
-  EXPECT_EQ(apply("zephyr"),
-            "<|system|>\nS<|endoftext|>\n<|user|>\n1<|endoftext|>\n<|assistant|>\n 2 <|endoftext|>\n"
-            "<|user|>\n3<|endoftext|>\n<|assistant|>\n");
-  EXPECT_EQ(apply("deepseek-r1"),
-            "S<｜User｜>1<｜Assistant｜> 2 <｜end▁of▁sentence｜><｜User｜>3<｜Assistant｜><think>\n");
-  EXPECT_EQ(apply(kChatMl), apply("chatml"));
+// What a model thought reaches a template in the way that it reads, and is no part of an answer elsewhere.
+TEST(ChatTemplate, ThoughtsAreWhereItLooksForThem) {
+  const ChatRequest request =
+      Request({{{"role", "user"}, {"content", "Hi"}},
+               {{"role", "assistant"}, {"content", "Yes"}, {"reasoning_content", "Hm"}}});
+  const std::string all = "{% for m in messages %}{{ m.content }}";
+  EXPECT_EQ(Write(all + "({{ m.reasoning_content }}){% endfor %}", request), "Hi()Yes(Hm)");
+  EXPECT_EQ(Write(all + "({{ m['thinking'] }}){% endfor %}", request), "Hi()Yes(Hm)");
+  EXPECT_EQ(Write(all + "{% endfor %}{{ enable_thinking }}", request), "HiYes");
+  EXPECT_EQ(Write("{% for m in messages %}{{ m.content.split('</think>')[0] }}|{% endfor %}", request),
+            "Hi|<think>\nHm\n|");
   EXPECT_EQ(
-      *ChatTemplate::Choose(**file, "qwen")->Apply(kUser, false),
+      Write("{% for m in messages %}{{ m.content.split('</think>')[-1].lstrip() }}|{% endfor %}", request),
+      "Hi|Yes|");
+}
+
+TEST(ChatTemplate, ContentsAreListsOfPartsWhereItTakesThoseAlone) {
+  EXPECT_EQ(
+      Write("{% for p in messages[0].content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %}",
+            Request(kHi)),
+      "Hi");
+}
+
+TEST(ChatTemplate, AKnownFormStandsInWhereItFails) {
+  // A tag that there is not; a value that there is not; one that never ends.
+  for (const std::string broken :
+       {"{% include 'x' %}", "{{ nothing.at.all }}",
+        "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}"}) {
+    const ChatTemplate chat = OrDie(Read(broken + kChatMl));
+    EXPECT_NE(chat.note().find("the known form chatml is used instead"), std::string::npos) << chat.note();
+    EXPECT_EQ(JoinPieces(OrDie(chat.Write(Request(kHi)))),
+              "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+    const Result<ChatTemplate> none = Read(broken + kOwn);
+    EXPECT_EQ(none.status().code(), StatusCode::kUnsupported);
+    EXPECT_NE(none.status().message().find("test.gguf"), std::string::npos);
+    EXPECT_NE(none.status().message().find("--chat-template"), std::string::npos);
+  }
+  EXPECT_NE(Read("hello").status().message().find("does not write what the user asks"), std::string::npos);
+}
+
+TEST(ChatTemplate, KnownFormsTakeNoVariablesOrTools) {
+  const auto file = FileWith({});
+  const ChatTemplate chat = OrDie(ChatTemplate::Choose(*file, "chatml"));
+  ChatRequest request = Request(kHi);
+  request.variables = {{"tools", ordered_json::array()}};
+  EXPECT_NE(chat.Write(request).status().message().find("reads no variables, such as \"tools\""),
+            std::string::npos);
+  request = Request({{{"role", "assistant"}, {"content", "x"}, {"tool_calls", ordered_json::array()}}});
+  EXPECT_EQ(chat.Write(request).status().code(), StatusCode::kUnsupported);
+}
+
+TEST(ChatTemplate, TheDefaultOneOfSeveralIsTaken) {
+  const auto written = [](const ordered_json& keys) -> Result<std::string> {
+    KVRUN_ASSIGN_OR_RETURN(const ChatTemplate chat, ChatTemplate::OfFile(*FileWith(keys)));
+    KVRUN_ASSIGN_OR_RETURN(const ChatText text, chat.Write(Request(kHi)));
+    return JoinPieces(text);
+  };
+  const Result<std::string> none = written({{"tokenizer.chat_template.tool_use", kChatMl}});
+  EXPECT_EQ(none.status().code(), StatusCode::kUnsupported);
+  EXPECT_NE(none.status().message().find("name its form with --chat-template"), std::string::npos);
+  ordered_json keys = {{"tokenizer.chat_template.default", "1{{ messages[0].content }}"}};
+  EXPECT_EQ(written(keys).value(), "1Hi");
+  keys["tokenizer.chat_template"] = "2{{ messages[0].content }}";
+  EXPECT_EQ(written(keys).value(), "2Hi");
+}
+
+TEST(ChatTemplate, CanBeChosenByNameOrText) {
+  const auto file = FileWith({});
+  const auto written = [&](const char* choice) {
+    return JoinPieces(OrDie(OrDie(ChatTemplate::Choose(*file, choice)).Write(Request(kHi))));
+  };
+  EXPECT_EQ(written("chatml"), written(kChatMl));
+  EXPECT_EQ(written(kOwn), "U:Hi|A:");
+  EXPECT_EQ(
+      written("qwen"),
       "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
-      "<|im_start|>user\nHi <|im_end|>\n");
-  EXPECT_TRUE(ChatTemplate::Choose(**file, "qwen3")->has_thinking_switch());
-  for (const char* wrong : {"", "llama-4", "{{ '<start_of_turn>user' }}"}) {
-    const Result<ChatTemplate> refused = ChatTemplate::Choose(**file, wrong);
+      "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_EQ(written("zephyr"), "<|user|>\nHi<|end|>\n<|assistant|>\n");
+  for (const char* wrong : {"", "llama-4", "{{ 'a' }"}) {
+    const Result<ChatTemplate> refused = ChatTemplate::Choose(*file, wrong);
     EXPECT_EQ(refused.status().code(), StatusCode::kUnsupported) << wrong;
-    for (const char* const* name = ChatTemplateNames(); *name != nullptr; ++name) {
+    for (const char* const* name = ChatFormNames(); *name != nullptr; ++name) {
       EXPECT_NE(refused.status().message().find(*name), std::string::npos) << refused.status().message();
     }
   }
 }
 
-// Half a MiB of each took up to 40 seconds where a search began anew at each expression.
-TEST(ChatTemplateLength, TakesTimeAsItIsLong) {
-  constexpr size_t kBytes = size_t{512} << 10;
-  const std::string code = "{{ ";
-  const std::vector<std::pair<std::string, std::string>> patterns = {
-      {"", "{{ x }}"},
-      {"", "{% if a %}"},
-      {"", "{%- set system = '' -%}"},
-      {"", "{# # #}"},
-      {"", "{# "},
-      {"", "{{ 'a' + "},
-      {"", "{"},
-      {"", "{% set a='system'"},
-      {code, "='"},
-      {code, "=''"},
-      {code, "{{"},
-      {code, "['content']"},
-      {code + "'", "\n"},
-      {code + "'", "\\'"},
-      {code + "'", "<|im_start|>"},
-      {"", "text }} %} #}"},
-  };
-  const auto start = std::chrono::steady_clock::now();
-  for (const auto& [begin, pattern] : patterns) {
-    std::string jinja = begin;
-    while (jinja.size() + pattern.size() <= kBytes) jinja += pattern;
-    EXPECT_EQ(ChatTemplate::FromSource(jinja).status().code(), StatusCode::kUnsupported) << pattern;
-    const Result<ChatTemplate> known = ChatTemplate::FromSource(jinja + "'}}}}" + std::string(kChatMl));
-    EXPECT_TRUE(known.ok()) << pattern;
-  }
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2));
-}
-
-TEST(ChatTemplateLength, HasABoundThatIsSaid) {
-  constexpr size_t kMaxBytes = size_t{1} << 20;
+TEST(ChatTemplate, HasABoundThatIsSaid) {
   std::string jinja(kChatMl);
-  jinja.resize(kMaxBytes, ' ');
-  EXPECT_TRUE(ChatTemplate::FromSource(jinja).ok());
+  jinja.resize(size_t{1} << 20, ' ');
+  EXPECT_TRUE(Read(jinja).ok());
   jinja += ' ';
-  const GgufBuilder builder = GgufBuilder().Set("tokenizer.chat_template", jinja);
-  const testing::Bytes bytes = builder.Build();
-  const auto file = GgufFile::Parse(bytes, "test.gguf");
-  ASSERT_TRUE(file.ok());
-  for (const Status& refused : {Recognize(builder).status(), ChatTemplate::FromSource(jinja).status(),
-                                ChatTemplate::Choose(**file, jinja).status()}) {
+  const auto file = FileWith({});
+  for (const Status& refused : {Read(jinja).status(), ChatForm::FromSource(jinja).status(),
+                                ChatTemplate::Choose(*file, jinja).status()}) {
     EXPECT_EQ(refused.code(), StatusCode::kUnsupported);
     EXPECT_NE(refused.message().find("has 1048577 bytes; kvrun reads up to 1048576"), std::string::npos)
         << refused.message();
   }
 }
 
-TEST(ChatTemplateFile, EosIsTheFilesOwn) {
+TEST(ChatTemplate, BadFilesAreSaid) {
+  EXPECT_EQ(ChatTemplate::OfFile(*FileWith({})).status().code(), StatusCode::kUnsupported);
   GgufBuilder builder;
-  builder.Set("tokenizer.chat_template", kZephyr).Set("tokenizer.ggml.eos_token_id", 1U);
+  builder.Set("tokenizer.chat_template", kChatMl).Set("tokenizer.ggml.eos_token_id", 2U);
   builder.SetStrings("tokenizer.ggml.tokens", {"a", "<|endoftext|>"});
-  EXPECT_EQ(*Recognize(builder)->Apply(kUser, false), "<|user|>\nHi <|endoftext|>\n");
-  builder.Set("tokenizer.ggml.eos_token_id", 2U);
-  EXPECT_EQ(Recognize(builder).status().code(), StatusCode::kCorrupt);
+  const testing::Bytes bytes = builder.Build();
+  EXPECT_EQ(ChatTemplate::OfFile(*OrDie(GgufFile::Parse(bytes, "test.gguf"))).status().code(),
+            StatusCode::kCorrupt);
 }
 
 TEST(ChatTemplateReference, SmolLm2) {
   const auto path = testing::TestModelPath();
   if (!path) GTEST_SKIP() << "the test model is not there";
-  const Result<std::unique_ptr<GgufFile>> file = GgufFile::Open(*path);
-  ASSERT_TRUE(file.ok()) << file.status().message();
-  const Result<ChatTemplate> chat = ChatTemplate::Recognize(**file);
-  ASSERT_TRUE(chat.ok()) << chat.status().message();
-  EXPECT_EQ(chat->form(), ChatForm::kChatMl);
+  const ChatTemplate chat = OrDie(ChatTemplate::OfFile(*OrDie(GgufFile::Open(*path))));
+  EXPECT_EQ(chat.name(), "chatml");
   EXPECT_EQ(
-      *chat->Apply({{"user", "Hi"}}, true),
+      JoinPieces(OrDie(chat.Write(Request(kHi)))),
       "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
       "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
 }
@@ -440,13 +240,11 @@ TEST(ChatTemplateReference, SmolLm2) {
 TEST(ChatTemplateReference, Qwen) {
   const auto path = testing::SharedPath("reference/tokenizer/ggml-vocab-qwen2.gguf");
   if (!path) GTEST_SKIP() << "the vocabulary is not there";
-  const Result<std::unique_ptr<GgufFile>> file = GgufFile::Open(*path);
-  ASSERT_TRUE(file.ok()) << file.status().message();
-  const Result<ChatTemplate> chat = ChatTemplate::Recognize(**file);
-  ASSERT_TRUE(chat.ok()) << chat.status().message();
-  EXPECT_EQ(chat->form(), ChatForm::kQwen);
-  EXPECT_EQ(*chat->Apply({{"user", "Hi"}}, false),
-            "<|im_start|>system\nYou are a helpful assistant<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n");
+  const ChatTemplate chat = OrDie(ChatTemplate::OfFile(*OrDie(GgufFile::Open(*path))));
+  EXPECT_EQ(chat.name(), "qwen");
+  EXPECT_EQ(JoinPieces(OrDie(chat.Write(Request(kHi)))),
+            "<|im_start|>system\nYou are a helpful assistant<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
+            "<|im_start|>assistant\n");
 }
 
 }  // namespace

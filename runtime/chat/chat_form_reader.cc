@@ -1,4 +1,4 @@
-#include "runtime/model/chat_template_reader.h"
+#include "runtime/chat/chat_form_reader.h"
 
 #include <algorithm>
 #include <utility>
@@ -103,13 +103,13 @@ class JinjaScanner {
 
 }  // namespace
 
-ChatTemplateReader::ChatTemplateReader(std::string_view jinja, ChatTokenTexts tokens)
+ChatFormReader::ChatFormReader(std::string_view jinja, ChatTokenTexts tokens)
     : jinja_(jinja), tokens_(std::move(tokens)) {
   JinjaScanner(jinja).Scan(&literals_, &compact_);
   compact_ = WithReplaced(compact_, "['content']", ".content");
 }
 
-Result<ChatTemplate> ChatTemplateReader::Read() const {
+Result<ChatForm> ChatFormReader::Read() const {
   if (IsChatMl()) return ReadChatMl();
   if (IsLlama3()) return ReadLlama3();
   if (IsInstructed()) return Has("<<SYS>>") ? ReadLlama2() : ReadMistral();
@@ -122,21 +122,21 @@ Result<ChatTemplate> ChatTemplateReader::Read() const {
 }
 
 // Phi-4 writes <|im_start|>, but another separator after the role.
-bool ChatTemplateReader::IsChatMl() const {
+bool ChatFormReader::IsChatMl() const {
   return Has("<|im_start|>") && Has("<|im_end|>") && !Has("<|im_sep|>");
 }
 
-bool ChatTemplateReader::IsLlama3() const {
+bool ChatFormReader::IsLlama3() const {
   return Has("<|start_header_id|>") && Has("<|end_header_id|>") && Has("<|eot_id|>");
 }
 
 // From version 7 on, Mistral's system message has marks of its own.
-bool ChatTemplateReader::IsInstructed() const {
+bool ChatFormReader::IsInstructed() const {
   return Has("[INST]") && Has("[/INST]") && !Has("[SYSTEM_PROMPT]");
 }
 
 // Others write <|user|> too, but only Zephyr and its kin end the user's message with EOS.
-bool ChatTemplateReader::IsZephyr() const {
+bool ChatFormReader::IsZephyr() const {
   if (!Has("<|user|>") || !Has("<|assistant|>")) return false;
   return HasCompact(R"('<|user|>\n'+message.content+eos_token)") ||
          HasCompact(R"('<|user|>\n'+message.content+'</s>')") ||
@@ -144,7 +144,7 @@ bool ChatTemplateReader::IsZephyr() const {
 }
 
 // From V3.1 on, DeepSeek's answers begin with "</think>" where they have no thoughts.
-bool ChatTemplateReader::IsDeepSeek() const {
+bool ChatFormReader::IsDeepSeek() const {
   const auto writes = [this](std::string_view text) {
     return std::any_of(literals_.begin(), literals_.end(),
                        [&](const std::string& literal) { return literal.find(text) != std::string::npos; });
@@ -153,12 +153,12 @@ bool ChatTemplateReader::IsDeepSeek() const {
          !HasCompact("\n'</think>'") && !HasCompact("\n-'</think>'");
 }
 
-bool ChatTemplateReader::TrimsContent() const {
+bool ChatFormReader::TrimsContent() const {
   return HasCompact("content|trim") || HasCompact("content.strip()");
 }
 
 // The first text that is assigned to a variable whose name contains `variable_part`, if it is not empty.
-std::string ChatTemplateReader::AssignedLiteral(std::string_view variable_part) const {
+std::string ChatFormReader::AssignedLiteral(std::string_view variable_part) const {
   std::string_view rest = compact_;
   while (!rest.empty()) {
     const std::string_view line = rest.substr(0, rest.find('\n'));
@@ -178,7 +178,7 @@ std::string ChatTemplateReader::AssignedLiteral(std::string_view variable_part) 
   return {};
 }
 
-void ChatTemplateReader::ReadDefaultSystem(ChatTemplate* result) const {
+void ChatFormReader::ReadDefaultSystem(ChatForm* result) const {
   constexpr std::string_view kStart = "<|im_start|>system\n";
   for (const std::string& literal : literals_) {
     const size_t start = literal.find(kStart);
@@ -194,12 +194,13 @@ void ChatTemplateReader::ReadDefaultSystem(ChatTemplate* result) const {
   result->inserts_system_ = !result->default_system_.empty();
 }
 
-ChatTemplate ChatTemplateReader::ReadChatMl() const {
-  ChatTemplate result;
+ChatForm ChatFormReader::ReadChatMl() const {
+  ChatForm result;
   ReadDefaultSystem(&result);
   const bool qwen_system = result.default_system_ == "You are a helpful assistant" ||
                            result.default_system_ == "You are a helpful assistant.";
-  result.form_ = qwen_system || Has("Qwen") || Has("enable_thinking") ? ChatForm::kQwen : ChatForm::kChatMl;
+  result.form_ =
+      qwen_system || Has("Qwen") || Has("enable_thinking") ? KnownChatForm::kQwen : KnownChatForm::kChatMl;
   result.trims_content_ = HasCompact("message.content|trim") || HasCompact("message.content.strip()");
   result.before_role_ = std::string("<|im_start|>");
   result.after_role_ = std::string("\n");
@@ -216,9 +217,9 @@ ChatTemplate ChatTemplateReader::ReadChatMl() const {
   return result;
 }
 
-ChatTemplate ChatTemplateReader::ReadLlama3() const {
-  ChatTemplate result;
-  result.form_ = ChatForm::kLlama3;
+ChatForm ChatFormReader::ReadLlama3() const {
+  ChatForm result;
+  result.form_ = KnownChatForm::kLlama3;
   result.trims_content_ = TrimsContent();
   result.before_role_ = std::string("<|start_header_id|>");
   result.after_role_ = std::string("<|end_header_id|>\n\n");
@@ -233,9 +234,9 @@ ChatTemplate ChatTemplateReader::ReadLlama3() const {
   return result;
 }
 
-ChatTemplate ChatTemplateReader::ReadZephyr() const {
-  ChatTemplate result;
-  result.form_ = ChatForm::kZephyr;
+ChatForm ChatFormReader::ReadZephyr() const {
+  ChatForm result;
+  result.form_ = KnownChatForm::kZephyr;
   result.trims_content_ = TrimsContent();
   result.before_role_ = std::string("<|");
   result.after_role_ = std::string("|>\n");
@@ -244,10 +245,10 @@ ChatTemplate ChatTemplateReader::ReadZephyr() const {
   return result;
 }
 
-ChatTemplate ChatTemplateReader::ReadDeepSeek() const {
+ChatForm ChatFormReader::ReadDeepSeek() const {
   const std::string thinking_start = std::string(kDeepSeekAssistant) + "<think>\n";
-  ChatTemplate result;
-  result.form_ = ChatForm::kDeepSeek;
+  ChatForm result;
+  result.form_ = KnownChatForm::kDeepSeek;
   result.user_start_ = kDeepSeekUser;
   result.answer_prefix_ = kDeepSeekAssistant;
   result.answer_end_ = std::string("<｜end▁of▁sentence｜>");
@@ -259,9 +260,9 @@ ChatTemplate ChatTemplateReader::ReadDeepSeek() const {
   return result;
 }
 
-ChatTemplate ChatTemplateReader::ReadLlama2() const {
-  ChatTemplate result;
-  result.form_ = ChatForm::kLlama2;
+ChatForm ChatFormReader::ReadLlama2() const {
+  ChatForm result;
+  result.form_ = KnownChatForm::kLlama2;
   result.default_system_ = AssignedLiteral("system");
   result.inserts_system_ = !result.default_system_.empty();
   result.trims_content_ = TrimsContent();
@@ -276,7 +277,7 @@ ChatTemplate ChatTemplateReader::ReadLlama2() const {
 }
 
 // The versions differ in the spaces around the marks, and in the turn that gets the system message.
-ChatTemplate ChatTemplateReader::ReadMistral() const {
+ChatForm ChatFormReader::ReadMistral() const {
   constexpr size_t kLongestMark = 12;  // longer texts are messages of errors
   const auto with_spaces = [this](std::string_view mark) {
     const auto found = std::find_if(literals_.begin(), literals_.end(), [&](const std::string& literal) {
@@ -284,8 +285,8 @@ ChatTemplate ChatTemplateReader::ReadMistral() const {
     });
     return found == literals_.end() ? std::string(mark) : *found;
   };
-  ChatTemplate result;
-  result.form_ = ChatForm::kMistral;
+  ChatForm result;
+  result.form_ = KnownChatForm::kMistral;
   result.default_system_ = AssignedLiteral("system");
   result.inserts_system_ = !result.default_system_.empty();
   result.trims_content_ = HasCompact("message.content|trim");

@@ -1,5 +1,5 @@
-// Chat forms. kvrun does not interpret Jinja: it recognises the template that the model carries
-// (tokenizer.chat_template) as one of the known forms and applies that.
+// The chat forms that kvrun knows by itself: it recognises a template by its marks and writes what that
+// would. They stand in where a template fails, and for files that carry none (chat_template.h).
 #pragma once
 
 #include <cstdint>
@@ -8,54 +8,21 @@
 #include <vector>
 
 #include "platform/base/status.h"
-#include "runtime/model/gguf.h"
+#include "runtime/chat/chat_text.h"
 
 namespace kvrun {
 
-enum class ChatForm : uint8_t { kChatMl, kLlama2, kLlama3, kZephyr, kMistral, kQwen, kDeepSeek };
+enum class KnownChatForm : uint8_t { kChatMl, kLlama2, kLlama3, kZephyr, kMistral, kQwen, kDeepSeek };
 
-struct ChatMessage {
-  std::string role;  // "system", "user", "assistant"
-  std::string content;
-};
+// "chatml", "llama-2", ...: the forms that are known by name. Ends with null.
+const char* const* ChatFormNames();
 
-// A chat's text in parts. What people or the model wrote is kept apart from what the form writes: only the
-// form may name control tokens.
-struct ChatSegment {
-  std::string text;
-  bool is_content = false;
-};
-using ChatText = std::vector<ChatSegment>;
-
-// Whether the model thinks before it answers, where its form has a switch for that.
-enum class Thinking : uint8_t { kDefault, kOn, kOff };
-
-// What stands before the messages.
-enum class ChatStart : uint8_t {
-  kNothing,
-  kMessages,  // others, complete: no default system prompt, no BOS
-  kAnswer,    // others, and of the last one, an assistant's, all but the end of its turn
-};
-
-struct ChatTextOptions {
-  ChatStart start = ChatStart::kNothing;
-  bool add_assistant = true;  // to the place where the assistant's answer begins
-  Thinking thinking = Thinking::kDefault;
-};
-
-// "chatml", "llama-2", ...: the forms that ChatTemplate::Choose knows by name. Ends with null.
-const char* const* ChatTemplateNames();
-
-class ChatTemplate {
+class ChatForm {
  public:
-  // No template, or one that is not recognised: kUnsupported, with how to go on (run without --chat).
-  static Result<ChatTemplate> Recognize(const GgufFile& file);
-  static Result<ChatTemplate> FromSource(std::string_view jinja);
-  // What a person chose for a file: the name of a known form (ChatTemplateNames), or a Jinja template of one.
-  // kUnsupported lists the names.
-  static Result<ChatTemplate> Choose(const GgufFile& file, std::string_view name_or_jinja);
+  // The form whose marks the template has: kUnsupported where it has none's.
+  static Result<ChatForm> FromSource(std::string_view jinja, ChatTokenTexts tokens = {});
 
-  ChatForm form() const { return form_; }
+  KnownChatForm form() const { return form_; }
   std::string_view name() const;  // "chatml", "llama-3", ...
   // What stands between an assistant's answer and the next message, its end-of-turn token included.
   const std::string& answer_end() const { return answer_end_; }
@@ -73,7 +40,7 @@ class ChatTemplate {
   bool has_thinking_switch() const { return !empty_thoughts_.empty(); }
 
  private:
-  friend class ChatTemplateReader;
+  friend class ChatFormReader;
 
   Status CheckOrder(const std::vector<ChatMessage>& messages, ChatStart start) const;
   Status CheckThinking(Thinking thinking) const;
@@ -84,9 +51,9 @@ class ChatTemplate {
   std::string StartOf(std::string_view role) const;
   std::string EndOf(std::string_view role) const;
   // One message after another, each with its role's tag; else "[INST]", the system message within a turn.
-  bool is_tagged() const { return form_ != ChatForm::kLlama2 && form_ != ChatForm::kMistral; }
+  bool is_tagged() const { return form_ != KnownChatForm::kLlama2 && form_ != KnownChatForm::kMistral; }
 
-  ChatForm form_ = ChatForm::kChatMl;
+  KnownChatForm form_ = KnownChatForm::kChatMl;
   std::string default_system_;   // what the template inserts where the first message is not a system message
   bool inserts_system_ = false;  // whether it does; the text may be empty
   bool trims_content_ = false;

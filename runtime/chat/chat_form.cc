@@ -1,4 +1,4 @@
-#include "runtime/model/chat_template.h"
+#include "runtime/chat/chat_form.h"
 
 #include <fmt/format.h>
 
@@ -7,20 +7,12 @@
 #include <utility>
 
 #include "platform/base/check.h"
-#include "runtime/model/chat_template_names.h"
-#include "runtime/model/chat_template_reader.h"
+#include "runtime/chat/chat_form_names.h"
+#include "runtime/chat/chat_form_reader.h"
+#include "runtime/chat/chat_source.h"
 
 namespace kvrun {
 namespace {
-
-constexpr std::string_view kTemplateKey = "tokenizer.chat_template";
-constexpr std::string_view kDefaultTemplateKey = "tokenizer.chat_template.default";
-constexpr std::string_view kTemplateNamesKey = "tokenizer.chat_templates";
-constexpr std::string_view kHowToGoOn =
-    "name its form with --chat-template, or take a GGUF file that carries the model's chat template";
-
-// Templates of models have some thousands of bytes, and some ten thousand where they describe tools.
-constexpr size_t kMaxTemplateBytes = size_t{1} << 20;
 
 constexpr std::string_view kSpaces = " \t\n\v\f\r";
 constexpr std::string_view kThoughtsStart = "<think>";
@@ -56,96 +48,35 @@ void Trim(ChatText* text) {
   }
 }
 
-// The template for ordinary chats, of the one or several that the file has.
-Result<std::string_view> FindTemplate(const GgufFile& file) {
-  for (const std::string_view key : {kTemplateKey, kDefaultTemplateKey}) {
-    if (file.Has(key)) return file.String(key);
-  }
-  std::string named;
-  if (file.Has(kTemplateNamesKey)) {
-    KVRUN_ASSIGN_OR_RETURN(const std::vector<std::string_view> names, file.Strings(kTemplateNamesKey));
-    for (const std::string_view name : names)
-      named += fmt::format("{}\"{}\"", named.empty() ? "" : ", ", name);
-  }
-  if (!named.empty()) {
-    return Status(
-        StatusCode::kUnsupported,
-        fmt::format("{}: the model has no default chat template ({}), only {} for other purposes; {}",
-                    file.name(), kTemplateKey, named, kHowToGoOn));
-  }
-  return Status(StatusCode::kUnsupported, fmt::format("{}: the model has no chat template ({}); {}",
-                                                      file.name(), kTemplateKey, kHowToGoOn));
-}
-
-Result<std::string> TokenText(const GgufFile& file, std::string_view key, std::string fallback) {
-  if (!file.Has(key) || !file.Has("tokenizer.ggml.tokens")) return fallback;
-  KVRUN_ASSIGN_OR_RETURN(const uint32_t id, file.U32(key));
-  KVRUN_ASSIGN_OR_RETURN(const std::vector<std::string_view> tokens, file.Strings("tokenizer.ggml.tokens"));
-  if (id < tokens.size()) return std::string(tokens[id]);
-  return Status(StatusCode::kCorrupt, fmt::format("{}: {} is {}, but the vocabulary has {} tokens",
-                                                  file.name(), key, id, tokens.size()));
-}
-
-Result<ChatTokenTexts> ReadTokenTexts(const GgufFile& file) {
-  ChatTokenTexts tokens;
-  KVRUN_ASSIGN_OR_RETURN(tokens.bos, TokenText(file, "tokenizer.ggml.bos_token_id", tokens.bos));
-  KVRUN_ASSIGN_OR_RETURN(tokens.eos, TokenText(file, "tokenizer.ggml.eos_token_id", tokens.eos));
-  return tokens;
-}
-
-Result<ChatTemplate> ReadTemplate(std::string_view jinja, ChatTokenTexts tokens) {
-  if (jinja.size() <= kMaxTemplateBytes) return ChatTemplateReader(jinja, std::move(tokens)).Read();
+Result<ChatForm> ReadTemplate(std::string_view jinja, ChatTokenTexts tokens) {
+  if (jinja.size() <= kMaxTemplateBytes) return ChatFormReader(jinja, std::move(tokens)).Read();
   return Status(StatusCode::kUnsupported,
                 fmt::format("the chat template has {} bytes; kvrun reads up to {}, as those of models have a "
                             "few thousand: name one of its forms with --chat-template instead ({})",
-                            jinja.size(), kMaxTemplateBytes, ListTemplateNames()));
+                            jinja.size(), kMaxTemplateBytes, ListChatFormNames()));
 }
 
 }  // namespace
 
-Result<ChatTemplate> ChatTemplate::Recognize(const GgufFile& file) {
-  KVRUN_ASSIGN_OR_RETURN(const std::string_view jinja, FindTemplate(file));
-  KVRUN_ASSIGN_OR_RETURN(ChatTokenTexts tokens, ReadTokenTexts(file));
-  Result<ChatTemplate> result = ReadTemplate(jinja, std::move(tokens));
-  if (!result.ok()) return result.status().WithContext(file.name());
-  return result;
+Result<ChatForm> ChatForm::FromSource(std::string_view jinja, ChatTokenTexts tokens) {
+  return ReadTemplate(jinja, std::move(tokens));
 }
 
-Result<ChatTemplate> ChatTemplate::FromSource(std::string_view jinja) { return ReadTemplate(jinja, {}); }
-
-Result<ChatTemplate> ChatTemplate::Choose(const GgufFile& file, std::string_view name_or_jinja) {
-  KVRUN_ASSIGN_OR_RETURN(ChatTokenTexts tokens, ReadTokenTexts(file));
-  const std::string_view named = FindNamedTemplate(name_or_jinja);
-  Result<ChatTemplate> result = ReadTemplate(named.empty() ? name_or_jinja : named, std::move(tokens));
-  if (result.ok() || name_or_jinja.size() > kMaxTemplateBytes) return result;
-  const bool is_jinja = name_or_jinja.find("{{") != std::string_view::npos ||
-                        name_or_jinja.find("{%") != std::string_view::npos;
-  return Status(
-      StatusCode::kUnsupported,
-      is_jinja
-          ? fmt::format("the given chat template has none of the forms that kvrun knows; name one of them "
-                        "instead: {}",
-                        ListTemplateNames())
-          : fmt::format(
-                "there is no chat template \"{}\"; give one of {}, or a Jinja template of one of these forms",
-                name_or_jinja.substr(0, 64), ListTemplateNames()));
-}
-
-std::string_view ChatTemplate::name() const {
+std::string_view ChatForm::name() const {
   switch (form_) {
-    case ChatForm::kChatMl: return "chatml";
-    case ChatForm::kLlama2: return "llama-2";
-    case ChatForm::kLlama3: return "llama-3";
-    case ChatForm::kZephyr: return "zephyr";
-    case ChatForm::kMistral: return "mistral";
-    case ChatForm::kQwen: return "qwen";
-    case ChatForm::kDeepSeek: return "deepseek-r1";
+    case KnownChatForm::kChatMl: return "chatml";
+    case KnownChatForm::kLlama2: return "llama-2";
+    case KnownChatForm::kLlama3: return "llama-3";
+    case KnownChatForm::kZephyr: return "zephyr";
+    case KnownChatForm::kMistral: return "mistral";
+    case KnownChatForm::kQwen: return "qwen";
+    case KnownChatForm::kDeepSeek: return "deepseek-r1";
   }
   return "unknown";
 }
 
-Result<ChatText> ChatTemplate::Write(const std::vector<ChatMessage>& messages,
-                                     const ChatTextOptions& options) const {
+Result<ChatText> ChatForm::Write(const std::vector<ChatMessage>& messages,
+                                 const ChatTextOptions& options) const {
   KVRUN_RETURN_IF_ERROR(CheckOrder(messages, options.start));
   KVRUN_RETURN_IF_ERROR(CheckThinking(options.thinking));
   if (options.start != ChatStart::kAnswer) return WriteAll(messages, options);
@@ -162,8 +93,8 @@ Result<ChatText> ChatTemplate::Write(const std::vector<ChatMessage>& messages,
   return text;
 }
 
-Result<std::string> ChatTemplate::Apply(const std::vector<ChatMessage>& messages, bool add_assistant,
-                                        bool continued) const {
+Result<std::string> ChatForm::Apply(const std::vector<ChatMessage>& messages, bool add_assistant,
+                                    bool continued) const {
   const ChatTextOptions options = {continued ? ChatStart::kMessages : ChatStart::kNothing, add_assistant,
                                    Thinking::kDefault};
   KVRUN_ASSIGN_OR_RETURN(const ChatText text, Write(messages, options));
@@ -172,7 +103,7 @@ Result<std::string> ChatTemplate::Apply(const std::vector<ChatMessage>& messages
   return whole;
 }
 
-std::vector<std::string> ChatTemplate::FormTexts() const {
+std::vector<std::string> ChatForm::FormTexts() const {
   std::vector<std::string> texts;
   const std::vector<ChatMessage> messages = {
       {"system", "?"}, {"user", "?"}, {"assistant", "<think>?</think>?"}, {"user", "?"}, {"assistant", "?"}};
@@ -191,8 +122,7 @@ std::vector<std::string> ChatTemplate::FormTexts() const {
   return texts;
 }
 
-ChatText ChatTemplate::WriteAll(const std::vector<ChatMessage>& messages,
-                                const ChatTextOptions& options) const {
+ChatText ChatForm::WriteAll(const std::vector<ChatMessage>& messages, const ChatTextOptions& options) const {
   ChatText text;
   const bool starts = options.start == ChatStart::kNothing;
   if (!is_tagged()) {
@@ -208,14 +138,14 @@ ChatText ChatTemplate::WriteAll(const std::vector<ChatMessage>& messages,
   return text;
 }
 
-Status ChatTemplate::CheckThinking(Thinking thinking) const {
+Status ChatForm::CheckThinking(Thinking thinking) const {
   if (thinking == Thinking::kDefault || has_thinking_switch()) return Status::Ok();
   return {StatusCode::kUnsupported, fmt::format("the model's chat template (of the form {}) has no switch "
                                                 "for thinking, as Qwen3's has: leave --thinking out",
                                                 name())};
 }
 
-Status ChatTemplate::CheckOrder(const std::vector<ChatMessage>& messages, ChatStart start) const {
+Status ChatForm::CheckOrder(const std::vector<ChatMessage>& messages, ChatStart start) const {
   std::optional<bool> user_next;
   if (start != ChatStart::kMessages) user_next = true;
   for (size_t i = 0; i < messages.size(); ++i) {
@@ -228,7 +158,7 @@ Status ChatTemplate::CheckOrder(const std::vector<ChatMessage>& messages, ChatSt
     const bool first_of_all =
         i == 0 && (is_tagged() ? start == ChatStart::kNothing : start != ChatStart::kAnswer);
     if (role == "system" && first_of_all) continue;
-    if (is_tagged() && (role != "system" || form_ != ChatForm::kDeepSeek)) continue;
+    if (is_tagged() && (role != "system" || form_ != KnownChatForm::kDeepSeek)) continue;
     if (role == "system") {
       return {
           StatusCode::kInvalidArgument,
@@ -253,7 +183,7 @@ Status ChatTemplate::CheckOrder(const std::vector<ChatMessage>& messages, ChatSt
   return Status::Ok();
 }
 
-void ChatTemplate::WriteTagged(const std::vector<ChatMessage>& messages, bool starts, ChatText* text) const {
+void ChatForm::WriteTagged(const std::vector<ChatMessage>& messages, bool starts, ChatText* text) const {
   size_t last_question = messages.size();
   for (size_t i = 0; i < messages.size(); ++i) {
     if (messages[i].role == "user") last_question = i;
@@ -277,17 +207,17 @@ void ChatTemplate::WriteTagged(const std::vector<ChatMessage>& messages, bool st
   }
 }
 
-std::string ChatTemplate::StartOf(std::string_view role) const {
-  if (form_ != ChatForm::kDeepSeek) return fmt::format("{}{}{}", before_role_, role, after_role_);
+std::string ChatForm::StartOf(std::string_view role) const {
+  if (form_ != KnownChatForm::kDeepSeek) return fmt::format("{}{}{}", before_role_, role, after_role_);
   return role == "user" ? user_start_ : role == "assistant" ? answer_prefix_ : "";
 }
 
-std::string ChatTemplate::EndOf(std::string_view role) const {
-  return form_ != ChatForm::kDeepSeek || role == "assistant" ? answer_end_ : "";
+std::string ChatForm::EndOf(std::string_view role) const {
+  return form_ != KnownChatForm::kDeepSeek || role == "assistant" ? answer_end_ : "";
 }
 
-void ChatTemplate::WriteThoughtful(std::string_view content, bool after_last_question, bool last,
-                                   ChatText* text) const {
+void ChatForm::WriteThoughtful(std::string_view content, bool after_last_question, bool last,
+                               ChatText* text) const {
   std::string_view answer = content;
   std::string_view thoughts;
   if (const size_t first_end = content.find(kThoughtsEnd); first_end != std::string_view::npos) {
@@ -297,7 +227,7 @@ void ChatTemplate::WriteThoughtful(std::string_view content, bool after_last_que
     }
     thoughts = WithoutNewlinesBefore(thoughts);
     answer = content.substr(content.rfind(kThoughtsEnd) + kThoughtsEnd.size());
-    if (form_ != ChatForm::kDeepSeek) answer = WithoutNewlinesBefore(answer);
+    if (form_ != KnownChatForm::kDeepSeek) answer = WithoutNewlinesBefore(answer);
   }
   if (!writes_last_thoughts_ || !after_last_question || (!last && thoughts.empty())) {
     AddContent(answer, text);
@@ -309,8 +239,7 @@ void ChatTemplate::WriteThoughtful(std::string_view content, bool after_last_que
   AddContent(WithoutNewlinesBefore(answer), text);
 }
 
-void ChatTemplate::WriteInstructed(const std::vector<ChatMessage>& messages, bool starts,
-                                   ChatText* text) const {
+void ChatForm::WriteInstructed(const std::vector<ChatMessage>& messages, bool starts, ChatText* text) const {
   ChatText system;
   size_t first = 0;
   if (!messages.empty() && messages[0].role == "system") {
@@ -338,7 +267,7 @@ void ChatTemplate::WriteInstructed(const std::vector<ChatMessage>& messages, boo
     ChatText turn;
     if (i == system_turn) turn = system;
     AddContent(content, &turn);
-    if (trims_content_ && form_ == ChatForm::kLlama2) Trim(&turn);
+    if (trims_content_ && form_ == KnownChatForm::kLlama2) Trim(&turn);
     if (i != first) AddForm(turn_start_, text);
     AddForm(user_start_, text);
     text->insert(text->end(), turn.begin(), turn.end());

@@ -8,6 +8,6 @@ namespace kvrun {
 
 // A Jinja template; empty if there is no form of this name.
 std::string_view FindNamedTemplate(std::string_view name);
-std::string ListTemplateNames();  // "chatml, llama-2, ..."
+std::string ListChatFormNames();  // "chatml, llama-2, ..."
 
 }  // namespace kvrun

@@ -6,22 +6,16 @@
 #include <string_view>
 #include <vector>
 
-#include "runtime/model/chat_template.h"
+#include "runtime/chat/chat_form.h"
 
 namespace kvrun {
 
-// The special tokens that templates name instead of spelling them out.
-struct ChatTokenTexts {
-  std::string bos = "<s>";
-  std::string eos = "</s>";
-};
-
-class ChatTemplateReader {
+class ChatFormReader {
  public:
   // `jinja` must outlive the reader.
-  ChatTemplateReader(std::string_view jinja, ChatTokenTexts tokens);
+  ChatFormReader(std::string_view jinja, ChatTokenTexts tokens);
 
-  Result<ChatTemplate> Read() const;
+  Result<ChatForm> Read() const;
 
  private:
   bool Has(std::string_view mark) const { return jinja_.find(mark) != std::string_view::npos; }
@@ -33,14 +27,14 @@ class ChatTemplateReader {
   bool IsDeepSeek() const;
   bool TrimsContent() const;
   std::string AssignedLiteral(std::string_view variable_part) const;
-  void ReadDefaultSystem(ChatTemplate* result) const;
+  void ReadDefaultSystem(ChatForm* result) const;
 
-  ChatTemplate ReadChatMl() const;
-  ChatTemplate ReadLlama3() const;
-  ChatTemplate ReadZephyr() const;
-  ChatTemplate ReadLlama2() const;
-  ChatTemplate ReadMistral() const;
-  ChatTemplate ReadDeepSeek() const;
+  ChatForm ReadChatMl() const;
+  ChatForm ReadLlama3() const;
+  ChatForm ReadZephyr() const;
+  ChatForm ReadLlama2() const;
+  ChatForm ReadMistral() const;
+  ChatForm ReadDeepSeek() const;
 
   std::string_view jinja_;
   ChatTokenTexts tokens_;

@@ -1,4 +1,4 @@
-#include "runtime/model/chat_encoder.h"
+#include "runtime/chat/chat_encoder.h"
 
 #include <algorithm>
 #include <span>
@@ -45,12 +45,10 @@ class Encoder {
 }  // namespace
 
 Result<std::vector<TokenId>> EncodeChat(const Tokenizer& tokenizer, const ChatTemplate& chat,
-                                        const std::vector<ChatMessage>& messages,
-                                        const ChatEncodeOptions& options) {
-  const Encoder encoder(tokenizer, chat, options.parse_special);
-  const ChatStart start = options.continued ? ChatStart::kAnswer : ChatStart::kNothing;
-  KVRUN_ASSIGN_OR_RETURN(const ChatText text, chat.Write(messages, {start, true, options.thinking}));
-  if (options.continued) return encoder.EncodeAfterAnswer(text);
+                                        const ChatRequest& request, bool parse_special) {
+  const Encoder encoder(tokenizer, chat, parse_special);
+  KVRUN_ASSIGN_OR_RETURN(const ChatText text, chat.Write(request));
+  if (request.continued) return encoder.EncodeAfterAnswer(text);
   KVRUN_ASSIGN_OR_RETURN(std::vector<TokenId> ids, encoder.Encode(text));
   if (tokenizer.adds_bos() && tokenizer.bos() >= 0) ids.insert(ids.begin(), tokenizer.bos());
   return ids;

@@ -1,9 +1,9 @@
-#include "runtime/model/chat_template_names.h"
+#include "runtime/chat/chat_form_names.h"
 
 #include <algorithm>
 #include <array>
 
-#include "runtime/model/chat_template.h"
+#include "runtime/chat/chat_form.h"
 
 namespace kvrun {
 namespace {
@@ -13,7 +13,7 @@ struct NamedTemplate {
   std::string_view jinja;
 };
 
-// Only what ChatTemplateReader looks for.
+// Only what ChatFormReader looks for.
 constexpr auto kTemplates = std::to_array<NamedTemplate>({
     {"chatml", R"({{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>' + '\n' }})"},
     {"llama-2",
@@ -45,7 +45,7 @@ constexpr auto kNames = [] {
 
 }  // namespace
 
-const char* const* ChatTemplateNames() { return kNames.data(); }
+const char* const* ChatFormNames() { return kNames.data(); }
 
 std::string_view FindNamedTemplate(std::string_view name) {
   const auto* found = std::find_if(kTemplates.begin(), kTemplates.end(),
@@ -53,7 +53,7 @@ std::string_view FindNamedTemplate(std::string_view name) {
   return found == kTemplates.end() ? std::string_view() : found->jinja;
 }
 
-std::string ListTemplateNames() {
+std::string ListChatFormNames() {
   std::string names;
   for (const NamedTemplate& known : kTemplates) {
     if (!names.empty()) names += ", ";
