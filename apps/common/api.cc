@@ -59,6 +59,17 @@ std::vector<int32_t> Tokenize(const Model& model, std::string_view text, uint32_
   });
 }
 
+std::string Detokenize(const Model& model, const std::vector<int32_t>& ids) {
+  std::string text(ids.size() * 4, '\0');
+  while (true) {
+    size_t n_bytes = text.size();
+    Check(kvrun_detokenize(model.get(), ids.data(), ids.size(), text.data(), &n_bytes));
+    const bool is_complete = n_bytes <= text.size();
+    text.resize(n_bytes);
+    if (is_complete) return text;
+  }
+}
+
 uint64_t CountLostBytes(const Model& model, std::string_view text, uint32_t flags) {
   uint64_t lost_bytes = 0;
   Check(kvrun_count_lost_bytes(model.get(), text.data(), text.size(), flags, &lost_bytes));
@@ -67,7 +78,7 @@ uint64_t CountLostBytes(const Model& model, std::string_view text, uint32_t flag
 
 std::vector<int32_t> EncodeMessages(const Model& model, const std::vector<kvrun_chat_message>& messages,
                                     const kvrun_chat_options& options) {
-  size_t text_bytes = 0;
+  size_t text_bytes = options.variables == nullptr ? 0 : std::strlen(options.variables);
   for (const kvrun_chat_message& message : messages) text_bytes += std::strlen(message.content);
   return EncodeWithRoom(text_bytes, [&](int32_t* ids, size_t* count) {
     return kvrun_chat_encode(model.get(), messages.data(), messages.size(), &options, ids, count);

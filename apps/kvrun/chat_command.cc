@@ -276,7 +276,7 @@ int Converse(const ChatOptions& options, ChatLoop* loop) {
 
 int Chat(ChatOptions& options) {
   CheckUsage(options);
-  ReadChatTemplate(&options.conversation.form);
+  ReadPromptForm(&options.conversation.form);
   std::vector<Document> documents = ReadDocuments(options.files);
   const Model model = OpenNamedModel(options.shared);
   const uint32_t n_ctx = ContextFor(model, options, &documents);
@@ -293,7 +293,10 @@ int Chat(ChatOptions& options) {
   const Session session = StartSession(loaded, options.shared, &plan, &progress);
   Conversation conversation(options.conversation, std::move(documents), model, session, &progress);
   conversation.ReadAhead();
-  if (!options.shared.quiet) SayIgnoredAdvice(model_info);
+  if (!options.shared.quiet) {
+    NoteChatTemplate(options.conversation.form, model_info);
+    SayIgnoredAdvice(model_info);
+  }
   ChatLoop loop(options, model, &conversation, session, loaded.info);
   const int exit_code = Converse(options, &loop);
   if (!options.shared.quiet) {

@@ -18,8 +18,9 @@ ProgramInfo ThisProgram() {
       {{"kvrun chat -m model.gguf", "talk with a model"},
        {"kvrun run -m model.gguf -f report.txt -p \"What is it about?\" --chat",
         "ask a question about a document"}},
-      {AddRunCommand, AddChatCommand, AddTokenizeCommand, AddLogitsCommand, AddEvalCommand, AddBenchCommand,
-       AddInfoCommand, AddDevicesCommand, AddDoctorCommand, AddCompletion, AddVersionCommand},
+      {AddRunCommand, AddChatCommand, AddTokenizeCommand, AddRenderCommand, AddLogitsCommand, AddEvalCommand,
+       AddBenchCommand, AddInfoCommand, AddDevicesCommand, AddDoctorCommand, AddCompletion,
+       AddVersionCommand},
   };
 }
 

@@ -8,6 +8,7 @@ namespace kvrun::cli {
 Command AddRunCommand(CLI::App* program);
 Command AddChatCommand(CLI::App* program);
 Command AddTokenizeCommand(CLI::App* program);
+Command AddRenderCommand(CLI::App* program);
 Command AddLogitsCommand(CLI::App* program);
 Command AddEvalCommand(CLI::App* program);
 Command AddDevicesCommand(CLI::App* program);

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "apps/common/failure.h"
+
 namespace kvrun::cli {
 namespace {
 
@@ -33,7 +35,7 @@ void Conversation::ReadAhead() {
   // What is the same whatever the message: Say() looks how much of it its own message has in common.
   std::vector<int32_t> context = ContextWith(pending_, "?");
   context.resize(CommonLength(context, ContextWith(pending_, "A")));
-  if (context.size() > context_.size()) Feed(context);
+  if (context.size() > CommonLength(context, context_)) Feed(context);
 }
 
 Answer Conversation::Say(const std::string& message) {
@@ -63,10 +65,30 @@ void Conversation::Reset() {
 std::vector<int32_t> Conversation::ContextWith(const std::vector<Document>& documents,
                                                const std::string& message) const {
   if (context_.empty()) return EncodeFirstTurn(model_, options_, documents, message);
-  std::vector<int32_t> context = context_;
-  const std::vector<int32_t> turn = EncodeNextTurn(model_, options_.form, ComposedText(documents, message));
-  context.insert(context.end(), turn.begin(), turn.end());
-  return context;
+  const std::string text = ComposedText(documents, message);
+  std::vector<int32_t> whole = WholeContext(text);
+  // Where earlier answers stay as they were, so do the tokens that the model chose for them, which another
+  // encoding of the same text need not have: the session holds them.
+  std::vector<int32_t> longer = context_;
+  try {
+    const std::vector<int32_t> turn = EncodeNextTurn(model_, options_.form, text);
+    longer.insert(longer.end(), turn.begin(), turn.end());
+  } catch (const Failure& failure) {
+    if (failure.status() != KVRUN_UNSUPPORTED) throw;
+    return whole;  // this template writes no answer as it was
+  }
+  return longer == whole || Detokenize(model_, longer) == Detokenize(model_, whole) ? longer : whole;
+}
+
+std::vector<int32_t> Conversation::WholeContext(const std::string& text) const {
+  Json messages = Json::array();
+  if (!options_.system.empty()) messages.push_back({{"role", "system"}, {"content", options_.system}});
+  for (const Turn& turn : turns_) {
+    messages.push_back({{"role", "user"}, {"content", ComposedText(turn.documents, turn.message)}});
+    messages.push_back({{"role", "assistant"}, {"content", turn.answer}});
+  }
+  messages.push_back({{"role", "user"}, {"content", text}});
+  return EncodeConversation(model_, options_.form, messages);
 }
 
 // Makes the session hold `context`. The session may hold more (a message that was interrupted) or less (the

@@ -51,7 +51,8 @@ class Conversation {
 
   void Reset();
 
-  // The whole conversation's tokens, with documents and a message after what was said.
+  // The whole conversation's tokens, with documents and a message after what was said. Earlier answers are as
+  // the chat template writes them: some leave out what the model thought.
   std::vector<int32_t> ContextWith(const std::vector<Document>& documents, const std::string& message) const;
   // The documents of the next message.
   const std::vector<Document>& pending() const { return pending_; }
@@ -61,6 +62,7 @@ class Conversation {
   size_t n_tokens() const { return context_.size(); }
 
  private:
+  std::vector<int32_t> WholeContext(const std::string& text) const;
   void Feed(const std::vector<int32_t>& context);
 
   const ConversationOptions& options_;

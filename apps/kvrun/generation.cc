@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <limits>
 #include <numeric>
 #include <random>
@@ -61,8 +62,8 @@ std::string ChatTemplateNames() {
   return names;
 }
 
-// Points into `form`.
-kvrun_chat_options ChatOptionsOf(const PromptForm& form, bool continued) {
+// Points into `form` and `variables`, which is JSON or empty.
+kvrun_chat_options ChatOptionsOf(const PromptForm& form, const std::string& variables, bool continued) {
   kvrun_chat_options options;
   kvrun_chat_options_init(&options);
   options.continued = continued ? 1 : 0;
@@ -71,7 +72,50 @@ kvrun_chat_options ChatOptionsOf(const PromptForm& form, bool continued) {
                      : form.thinking == "off" ? KVRUN_THINKING_OFF
                                               : KVRUN_THINKING_DEFAULT;
   if (!form.jinja.empty()) options.chat_template = form.jinja.c_str();
+  if (!variables.empty()) options.variables = variables.c_str();
   return options;
+}
+
+std::string VariablesOf(const PromptForm& form) {
+  return form.variables.empty() ? std::string() : DumpJson(form.variables);
+}
+
+// NAME=VALUE: VALUE is JSON where it can be read as that, else a text; @FILE: what the file holds.
+void ReadTemplateVariable(const std::string& given, Json* variables) {
+  const size_t equals = given.find('=');
+  const std::string name = given.substr(0, equals);
+  const bool is_name = !name.empty() && std::all_of(name.begin(), name.end(), [](char c) {
+    return c == '_' || (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+  });
+  if (equals == std::string::npos || !is_name) {
+    throw UsageError(
+        fmt::format("--template-var: \"{}\" is not NAME=VALUE, such as reasoning_effort=high", given));
+  }
+  if (name == "messages") throw UsageError("--template-var: messages are what the chat consists of");
+  std::string value = given.substr(equals + 1);
+  if (value.starts_with('@')) value = ReadText(value.substr(1), LimitOfSmallFile("a template's variable"));
+  const Json json = ParseJson(value);
+  (*variables)[name] = json.is_discarded() ? Json(value) : json;
+}
+
+void ReadChatTemplate(PromptForm* form) {
+  if (form->chat_template.empty()) return;
+  for (const char* const* name = kvrun_chat_template_names(); *name != nullptr; ++name) {
+    if (form->chat_template == *name) form->jinja = *name;
+  }
+  if (!form->jinja.empty()) return;
+  if (access(form->chat_template.c_str(), F_OK) != 0) {
+    throw Failure(KVRUN_NOT_FOUND, fmt::format("--chat-template: \"{}\" is neither a file nor one of {}",
+                                               form->chat_template, ChatTemplateNames()));
+  }
+  form->jinja = ReadText(form->chat_template, LimitOfSmallFile("a chat template"));
+  const bool has_marks =
+      form->jinja.find("{{") != std::string::npos || form->jinja.find("{%") != std::string::npos;
+  if (form->jinja.find('\0') != std::string::npos || !has_marks) {
+    throw Failure(KVRUN_UNSUPPORTED,
+                  fmt::format("--chat-template: {} is not a Jinja template; known forms are {}",
+                              form->chat_template, ChatTemplateNames()));
+  }
 }
 
 // But for -1.
@@ -158,39 +202,37 @@ void ChooseSeed(GenerationOptions* generation, bool quiet, const std::string& wh
 void AddPromptFormOptions(OptionSet* set, PromptForm* form) {
   set->NonEmptyText(
       "--chat-template", &form->chat_template, "NAME|FILE",
-      fmt::format("the chat form to use instead of the model file's own: {}, or a file with a Jinja "
-                  "template of one of these forms",
-                  ChatTemplateNames()));
+      fmt::format(
+          "the chat template to use instead of the model file's own: a file with a Jinja template, or a "
+          "known form: {}",
+          ChatTemplateNames()));
   std::vector<std::string> forms;
   for (const char* const* name = kvrun_chat_template_names(); *name != nullptr; ++name)
     forms.push_back(*name);
   set->Offer(forms);
-  set->Choice("--thinking", &form->thinking, {"auto", "on", "off"},
-              "whether the model thinks before it answers, if its chat form has a switch for that (Qwen3)");
+  set->Choice(
+      "--thinking", &form->thinking, {"auto", "on", "off"},
+      "whether the model thinks before it answers, if its chat template has a switch for that (Qwen3)");
+  set->TextList(
+      "--template-var", &form->template_variables, "NAME=VALUE",
+      "a variable that the chat template reads, such as reasoning_effort=high or tools=@FILE: JSON or a "
+      "text; @: what that file holds (may be given several times)");
   set->Flag(
       "--parse-special", &form->parse_special,
       "obey control tokens that are written in prompts, files and messages; without this they are text");
 }
 
-void ReadChatTemplate(PromptForm* form) {
+void ReadPromptForm(PromptForm* form) {
   form->jinja.clear();
-  if (form->chat_template.empty()) return;
-  for (const char* const* name = kvrun_chat_template_names(); *name != nullptr; ++name) {
-    if (form->chat_template == *name) form->jinja = *name;
-  }
-  if (!form->jinja.empty()) return;
-  if (access(form->chat_template.c_str(), F_OK) != 0) {
-    throw Failure(KVRUN_NOT_FOUND, fmt::format("--chat-template: \"{}\" is neither a file nor one of {}",
-                                               form->chat_template, ChatTemplateNames()));
-  }
-  form->jinja = ReadText(form->chat_template, LimitOfSmallFile("a chat template"));
-  const bool has_marks =
-      form->jinja.find("{{") != std::string::npos || form->jinja.find("{%") != std::string::npos;
-  if (form->jinja.find('\0') != std::string::npos || !has_marks) {
-    throw Failure(KVRUN_UNSUPPORTED,
-                  fmt::format("--chat-template: {} is not a Jinja template; known forms are {}",
-                              form->chat_template, ChatTemplateNames()));
-  }
+  form->variables = Json::object();
+  ReadChatTemplate(form);
+  for (const std::string& given : form->template_variables) ReadTemplateVariable(given, &form->variables);
+}
+
+void NoteChatTemplate(const PromptForm& form, const Json& model_info) {
+  const Json note = model_info.value("chat_note", Json());
+  const bool has_form = model_info.value("chat_form", Json()).is_string();
+  if (form.jinja.empty() && has_form && note.is_string()) PrintMessage("note: " + note.get<std::string>());
 }
 
 std::vector<int32_t> EncodePlain(const Model& model, const PromptForm& form, const std::string& text,
@@ -206,7 +248,8 @@ std::vector<int32_t> EncodePlain(const Model& model, const PromptForm& form, con
 
 std::vector<int32_t> EncodeChat(const Model& model, const PromptForm& form,
                                 const std::vector<kvrun_chat_message>& messages) {
-  return EncodeMessages(model, messages, ChatOptionsOf(form, /*continued=*/false));
+  const std::string variables = VariablesOf(form);
+  return EncodeMessages(model, messages, ChatOptionsOf(form, variables, /*continued=*/false));
 }
 
 std::vector<int32_t> EncodeChat(const Model& model, const PromptForm& form, const std::string& system,
@@ -219,9 +262,29 @@ std::vector<int32_t> EncodeChat(const Model& model, const PromptForm& form, cons
   return EncodeChat(model, form, messages);
 }
 
+std::vector<int32_t> EncodeConversation(const Model& model, const PromptForm& form, const Json& messages) {
+  const bool has_thoughts = std::any_of(messages.begin(), messages.end(), [](const Json& message) {
+    return message.contains("reasoning_content");
+  });
+  if (has_thoughts) {
+    Json variables = form.variables;
+    variables["messages"] = messages;
+    const std::string json = DumpJson(variables);
+    return EncodeMessages(model, {}, ChatOptionsOf(form, json, /*continued=*/false));
+  }
+  std::vector<kvrun_chat_message> plain;
+  for (const Json& message : messages) {
+    RejectNul(message["content"].get_ref<const std::string&>());
+    plain.push_back({message["role"].get_ref<const std::string&>().c_str(),
+                     message["content"].get_ref<const std::string&>().c_str()});
+  }
+  return EncodeChat(model, form, plain);
+}
+
 std::vector<int32_t> EncodeNextTurn(const Model& model, const PromptForm& form, const std::string& text) {
   RejectNul(text);
-  return EncodeMessages(model, {{"user", text.c_str()}}, ChatOptionsOf(form, /*continued=*/true));
+  const std::string variables = VariablesOf(form);
+  return EncodeMessages(model, {{"user", text.c_str()}}, ChatOptionsOf(form, variables, /*continued=*/true));
 }
 
 void NoteLostBytes(const Model& model, const PromptForm& form, const std::string& text,

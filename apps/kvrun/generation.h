@@ -37,13 +37,19 @@ struct PromptForm {
   bool parse_special = false;
   std::string thinking = "auto";
   std::string chat_template;  // the option's value: a name or a file; "": the model file's own
-  std::string jinja;          // what ReadChatTemplate made of it
+  std::vector<std::string> template_variables;  // NAME=VALUE
+  // What ReadPromptForm made of the last two.
+  std::string jinja;
+  Json variables = Json::object();
 };
 
-// --parse-special, --thinking, --chat-template.
+// --parse-special, --thinking, --chat-template, --template-var.
 void AddPromptFormOptions(OptionSet* set, PromptForm* form);
-// Before the first chat is encoded. A Failure if the template is neither a known name nor a file.
-void ReadChatTemplate(PromptForm* form);
+// Before the first chat is encoded: reads the files that the options name. A Failure if the template is
+// neither a known name nor a file.
+void ReadPromptForm(PromptForm* form);
+// Says on standard error where the file's own template is not what makes the chat.
+void NoteChatTemplate(const PromptForm& form, const Json& model_info);
 
 // A Failure if no token comes of it; `what` names the prompt.
 std::vector<int32_t> EncodePlain(const Model& model, const PromptForm& form, const std::string& text,
@@ -54,6 +60,8 @@ std::vector<int32_t> EncodeChat(const Model& model, const PromptForm& form,
 // A conversation's beginning. `system` may be empty.
 std::vector<int32_t> EncodeChat(const Model& model, const PromptForm& form, const std::string& system,
                                 const std::string& text);
+// A whole conversation: objects with "role", "content" and, of an answer, "reasoning_content".
+std::vector<int32_t> EncodeConversation(const Model& model, const PromptForm& form, const Json& messages);
 // What follows an answer: the end of its turn, whatever that is in the model's chat form, and the user's next
 // message. The end of the turn is always taken from here and never from what the model generated, because an
 // answer may also have ended without it.

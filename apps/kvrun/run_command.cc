@@ -64,7 +64,7 @@ void CheckUsage(const RunOptions& options) {
   if (!options.batch.empty() && options.set->OnCommandLine("--long")) {
     throw UsageError("--long is for the documents of -f: a --batch has none");
   }
-  for (const char* of_chats : {"--system", "--chat-template", "--thinking"}) {
+  for (const char* of_chats : {"--system", "--chat-template", "--thinking", "--template-var"}) {
     if (!options.chat && options.set->OnCommandLine(of_chats)) {
       throw UsageError(fmt::format("{} needs --chat", of_chats));
     }
@@ -202,12 +202,13 @@ class PromptRunner {
 
 int Run(RunOptions& options) {
   CheckUsage(options);
-  if (options.chat) ReadChatTemplate(&options.form);
+  if (options.chat) ReadPromptForm(&options.form);
   ChooseSeed(&options.generation, options.shared.quiet);
   const Model model = OpenNamedModel(options.shared);
   GenerationOptions of_messages = options.generation;
   if (options.chat || !options.batch.empty()) AvoidRepetition(*options.set, ModelInfo(model), &of_messages);
   if (options.chat) options.generation = of_messages;
+  if (options.chat && !options.shared.quiet) NoteChatTemplate(options.form, ModelInfo(model));
   if (options.batch.empty()) return PromptRunner(options, model).Run();
   const BatchJob job{.shared = options.shared,
                      .generation = {options.generation, of_messages},

@@ -183,6 +183,7 @@ Result<ChatText> ChatTemplate::Write(const ChatRequest& request) const {
   if (!request.variables.is_object())
     return Status(StatusCode::kInvalidArgument, "the template's variables are not a JSON object");
   if (jinja_ == nullptr) return WriteForm(request);
+  KVRUN_RETURN_IF_ERROR(CheckVariables(request.variables));
   if (request.continued) return RenderContinued(request);
   KVRUN_ASSIGN_OR_RETURN(ChatText text, Render(request));
   // The tokenizer's own, where the file asks for it.
@@ -191,6 +192,16 @@ Result<ChatText> ChatTemplate::Write(const ChatRequest& request) const {
     if (text[0].text.empty()) text.erase(text.begin());
   }
   return text;
+}
+
+// What nobody reads is a mistake, or tools that the model would never see.
+Status ChatTemplate::CheckVariables(const Json& variables) const {
+  for (const auto& [name, value] : variables.items()) {
+    if (jinja_->reads(name)) continue;
+    return {StatusCode::kUnsupported,
+            fmt::format("the model's chat template does not read the variable \"{}\"", name)};
+  }
+  return Status::Ok();
 }
 
 Result<ChatText> ChatTemplate::WriteForm(const ChatRequest& request) const {

@@ -61,6 +61,7 @@ class ChatTemplate {
   static Result<ChatTemplate> Create(std::string_view jinja, ChatTokenTexts tokens);
 
   Status Probe();
+  Status CheckVariables(const nlohmann::ordered_json& variables) const;
   Result<ChatText> WriteForm(const ChatRequest& request) const;
   Result<ChatText> RenderContinued(const ChatRequest& request) const;
   Result<ChatText> Render(const ChatRequest& request) const;

@@ -81,7 +81,7 @@ const std::vector<std::string>& ChatMarks() {
   return marks;
 }
 
-std::unique_ptr<Tokenizer> BpeWithMarks(MarkType type) {
+std::unique_ptr<Tokenizer> BpeWithMarks(MarkType type, const std::vector<std::string>& marks) {
   Tokens tokens;
   std::vector<std::string> merges;
   const ByteAlphabet& alphabet = ByteAlphabet::Get();
@@ -100,7 +100,7 @@ std::unique_ptr<Tokenizer> BpeWithMarks(MarkType type) {
   const uint32_t bos = tokens.Add("<s>", kControl);
   const uint32_t eos = tokens.Add("</s>", TypeOf(type));
   for (const std::string& word : Words()) add_merged(word, kNormal);
-  for (const std::string& mark : ChatMarks()) {
+  for (const std::string& mark : marks) {
     // Some of ASCII come about by merging too.
     if (mark.find("\xef") == std::string::npos) {
       add_merged(mark, TypeOf(type));

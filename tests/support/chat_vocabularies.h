@@ -16,7 +16,7 @@ const std::vector<std::string>& ChatMarks();
 
 // Bytes, some words, marks, and user-defined tokens of white space. In both the vocabulary's own rules
 // (merges, pieces with scores) would build marks from their letters, where they are let.
-std::unique_ptr<Tokenizer> BpeWithMarks(MarkType type);
+std::unique_ptr<Tokenizer> BpeWithMarks(MarkType type, const std::vector<std::string>& marks = ChatMarks());
 std::unique_ptr<Tokenizer> SpmWithMarks(MarkType type);
 
 }  // namespace kvrun::testing

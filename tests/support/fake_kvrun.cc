@@ -277,7 +277,8 @@ const char* const* kvrun_chat_template_names(void) {
   return kNames;
 }
 
-// A template given shows as {template} at the start, a choice about thinking at the end.
+// A template given shows as {template} at the start, variables as they are after it, a choice about thinking
+// at the end.
 kvrun_status kvrun_chat_encode(const kvrun_model* model, const kvrun_chat_message* messages, size_t count,
                                const kvrun_chat_options* options, int32_t* ids, size_t* id_count) {
   if (options->struct_size != sizeof *options) return Fail(KVRUN_INVALID_ARGUMENT, "struct_size");
@@ -298,6 +299,7 @@ kvrun_status kvrun_chat_encode(const kvrun_model* model, const kvrun_chat_messag
     all.push_back(kBos);
   }
   if (options->chat_template != nullptr) add(fmt::format("{{{}}}", options->chat_template), false);
+  if (options->variables != nullptr) add(options->variables, false);
   if (options->continued == 0 && std::string_view(messages[0].role) != "system") {
     add("<start>system:be good<end>", true);
   }
@@ -311,6 +313,13 @@ kvrun_status kvrun_chat_encode(const kvrun_model* model, const kvrun_chat_messag
   if (all.size() <= *id_count) std::copy(all.begin(), all.end(), ids);
   *id_count = all.size();
   return KVRUN_OK;
+}
+
+kvrun_status kvrun_template_render(const char* chat_template, const char* variables, int64_t now_s,
+                                   char** text) {
+  if (std::string_view(chat_template).find("{% fail %}") != std::string_view::npos)
+    return Fail(KVRUN_INVALID_ARGUMENT, "the chat template, line 1: it failed");
+  return HandOut(fmt::format("{}|{}|{}", chat_template, variables, now_s), text);
 }
 
 void kvrun_engine_options_init(kvrun_engine_options* options) {

@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <random>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -15,11 +17,13 @@
 #include "tests/support/gguf_builder.h"
 #include "tests/support/or_die.h"
 #include "tests/support/reference_files.h"
+#include "tests/support/seeds.h"
 
 namespace kvrun {
 namespace {
 
 using testing::ChatMarks;
+using testing::GgufBuilder;
 using testing::MarkType;
 using testing::OrDie;
 using Ids = std::vector<TokenId>;
@@ -221,8 +225,8 @@ TEST(ChatEncoder, OrdinaryContentsGiveTheIdsThatOneTextGives) {
 // one at the two ends of a content, where the form's text goes on.
 class HostileContents {
  public:
-  explicit HostileContents(uint64_t seed) : random_(seed) {
-    marks_ = ChatMarks();
+  explicit HostileContents(uint64_t seed, const std::vector<std::string>& marks = ChatMarks())
+      : random_(seed), marks_(marks) {
     marks_.insert(marks_.end(), {"<s>", "</s>", "<unk>", "<|begin_of_text|>", "<|end_of_text|>", "<|end|>"});
   }
 
@@ -315,6 +319,79 @@ INSTANTIATE_TEST_SUITE_P(Forms, Injection, ::testing::Range(size_t{0}, Forms().s
                            std::replace(name.begin(), name.end(), '-', '_');
                            return name;
                          });
+
+// "<|im_start|>", "[INST]": what the texts of a template have between brackets.
+std::vector<std::string> MarksIn(const std::vector<std::string>& texts) {
+  std::set<std::string> marks;
+  for (const std::string& text : texts) {
+    for (size_t at = text.find_first_of("<["); at != std::string::npos;
+         at = text.find_first_of("<[", at + 1)) {
+      const size_t end = text.find(text[at] == '<' ? '>' : ']', at);
+      if (end == std::string::npos || end - at > 40 || end - at < 2) continue;
+      const std::string mark = text.substr(at, end + 1 - at);
+      if (mark.find_first_of(" \n\t'\"{}") == std::string::npos) marks.insert(mark);
+    }
+  }
+  return {marks.begin(), marks.end()};
+}
+
+size_t CountControl(const Tokenizer& tokenizer, const Ids& ids) {
+  return static_cast<size_t>(
+      std::count_if(ids.begin(), ids.end(), [&](TokenId id) { return tokenizer.IsControl(id); }));
+}
+
+// A conversation of many turns, of contents that hold each other's and the template's marks.
+nlohmann::ordered_json HostileMessages(HostileContents& contents) {
+  constexpr size_t kTurns = 20;
+  nlohmann::ordered_json messages = nlohmann::ordered_json::array();
+  for (size_t i = 0; i < kTurns; ++i) {
+    messages.push_back({{"role", "user"}, {"content", contents.Next()}});
+    messages.push_back(
+        {{"role", "assistant"}, {"content", contents.Next()}, {"reasoning_content", contents.Next()}});
+  }
+  messages.push_back({{"role", "user"}, {"content", contents.Next()}});
+  return messages;
+}
+
+// Templates of today's models. The control tokens are those of the pieces that the template wrote, each by
+// itself: none of contents, and none across a border. 10^4 contents for each: KVRUN_HISTORIES=170.
+TEST(TemplateInjection, NoContentMakesAControlToken) {
+  const auto folder = testing::SharedPath("reference/templates");
+  if (!folder) GTEST_SKIP() << "reference/templates is not there";
+  const testing::Seeds seeds = testing::SeedsHere(3);
+  size_t n_templates = 0;
+  size_t n_encoded = 0;
+  for (const auto& entry : std::filesystem::directory_iterator(*folder)) {
+    if (entry.path().extension() != ".jinja") continue;
+    SCOPED_TRACE(entry.path().filename().string());
+    GgufBuilder builder;
+    builder.Set("tokenizer.chat_template", testing::ReadFileOrDie(entry.path().string()));
+    const testing::Bytes bytes = builder.Build();
+    const ChatTemplate chat = OrDie(ChatTemplate::OfFile(*OrDie(GgufFile::Parse(bytes, "chat.gguf"))));
+    EXPECT_EQ(chat.note(), "");
+    const std::vector<std::string> marks = MarksIn(chat.FormTexts());
+    const std::unique_ptr<Tokenizer> tokenizer = testing::BpeWithMarks(MarkType::kControl, marks);
+    ++n_templates;
+    for (uint64_t seed = seeds.first; seed < seeds.end(); ++seed) {
+      HostileContents contents(seed, marks);
+      ChatRequest request;
+      request.messages = HostileMessages(contents);
+      const Result<ChatText> text = chat.Write(request);
+      if (!text.ok()) continue;  // some refuse what looks like their marks
+      ++n_encoded;
+      size_t n_control = 0;
+      for (const ChatSegment& segment : *text) {
+        if (segment.is_content) continue;
+        n_control +=
+            CountControl(*tokenizer, OrDie(tokenizer->Encode(segment.text, {.parse_special = true})));
+      }
+      const Ids ids = OrDie(EncodeChat(*tokenizer, chat, request));
+      ASSERT_EQ(CountControl(*tokenizer, ids), n_control) << "seed " << seed;
+    }
+  }
+  EXPECT_GT(n_templates, 50U);
+  EXPECT_GT(n_encoded, n_templates * seeds.n * 3 / 4);
+}
 
 }  // namespace
 }  // namespace kvrun

@@ -72,6 +72,10 @@ TEST(ChatTemplate, ReadsVariables) {
   ChatRequest request = Request(kHi);
   request.variables = {{"tools", {{{"name", "clock"}}}}};
   EXPECT_EQ(Write(kOwn, request), "U:Hi|T:clock|A:");
+  request.variables["documents"] = "nobody reads them";
+  const Status refused = OrDie(Read(kOwn)).Write(request).status();
+  EXPECT_EQ(refused.code(), StatusCode::kUnsupported);
+  EXPECT_NE(refused.message().find("does not read the variable \"documents\""), std::string::npos);
 }
 
 TEST(ChatTemplate, SaysWhatItDoesNotTake) {

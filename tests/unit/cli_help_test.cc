@@ -32,7 +32,7 @@ size_t Count(const std::string& text, const std::string& part) {
   return n;
 }
 
-const std::vector<std::string> kRunCommands = {"run",   "chat", "tokenize", "logits", "eval",
+const std::vector<std::string> kRunCommands = {"run",   "chat", "tokenize", "render", "logits",    "eval",
                                                "bench", "info", "devices",  "doctor", "completion"};
 const std::vector<std::string> kAdaptCommands = {"calibrate", "probe",  "tune",
                                                  "inspect",   "verify", "completion"};

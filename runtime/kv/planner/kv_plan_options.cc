@@ -20,7 +20,7 @@ namespace kvrun {
 namespace {
 
 constexpr uint32_t kMaxContext = 1U << 30;
-constexpr uint32_t kMaxSequences = 1U << 12;
+constexpr uint32_t kMostSequences = 1U << 12;
 constexpr uint32_t kMaxLayers = 1U << 16;
 constexpr uint32_t kMaxHeads = 1U << 16;
 constexpr uint32_t kMaxKeyDim = 1U << 17;
@@ -130,9 +130,9 @@ Status CheckSizes(const KvModelShape& model, uint32_t n_ctx, uint32_t n_sequence
     return Invalid(
         fmt::format("a context of {} tokens was asked for; it can have 1 to {}", n_ctx, kMaxContext));
   }
-  if (n_sequences == 0 || n_sequences > kMaxSequences) {
+  if (n_sequences == 0 || n_sequences > kMostSequences) {
     return Invalid(
-        fmt::format("{} sequences were asked for; there can be 1 to {}", n_sequences, kMaxSequences));
+        fmt::format("{} sequences were asked for; there can be 1 to {}", n_sequences, kMostSequences));
   }
   const uint64_t key_dim = uint64_t{model.n_kv_heads} * model.head_dim;
   // Above all parts together: an entry's records and index (f32 K and V, f16 index of full rank), tile,
