@@ -68,6 +68,8 @@ Command AddRenderCommand(CLI::App* program) {
                });
   set->AddExample("kvrun render --chat-template chat.jinja --variables chat.json",
                   "see what a model would be given; no model is needed");
+  set->AddExample("kvrun render --chat-template chat.jinja --variables chat.json --date 2026-03-07",
+                  "the same text on any day, of a template that tells the date");
   return {set, nullptr, [options] { return RenderTemplate(*options); }};
 }
 

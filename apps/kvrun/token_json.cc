@@ -5,14 +5,6 @@
 namespace kvrun::cli {
 namespace {
 
-std::string Detokenize(const Model& model, const std::vector<int32_t>& ids) {
-  size_t n_bytes = 0;
-  Check(kvrun_detokenize(model.get(), ids.data(), ids.size(), nullptr, &n_bytes));
-  std::string text(n_bytes, '\0');
-  Check(kvrun_detokenize(model.get(), ids.data(), ids.size(), text.data(), &n_bytes));
-  return text;
-}
-
 // As inside a text: alone, some tokens lose the space that they begin with.
 std::string TextOfToken(const Model& model, int32_t id) {
   const std::string alone = Detokenize(model, {id});

@@ -124,7 +124,9 @@ kvrun_status kvrun_chat_format(const kvrun_model* model, const kvrun_chat_messag
     KVRUN_ASSIGN_OR_RETURN(request.messages, ReadMessages(messages, count));
     const kvrun::Result<ChatTemplate>& own = model->chat_template();
     if (!own.ok()) return own.status();
-    KVRUN_ASSIGN_OR_RETURN(const kvrun::ChatText written, own->Write(request));
+    KVRUN_ASSIGN_OR_RETURN(kvrun::ChatText written, own->Write(request));
+    const kvrun::Tokenizer* const tokenizer = model->model->tokenizer.get();
+    if (tokenizer != nullptr) written = kvrun::WithoutAddedBos(*tokenizer, std::move(written));
     return CopyOut(std::string_view(kvrun::JoinPieces(written)), text);
   });
 }

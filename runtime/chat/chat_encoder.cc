@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <span>
 #include <string>
+#include <utility>
 
 namespace kvrun {
 namespace {
@@ -44,12 +45,22 @@ class Encoder {
 
 }  // namespace
 
+ChatText WithoutAddedBos(const Tokenizer& tokenizer, ChatText text) {
+  if (!tokenizer.adds_bos() || tokenizer.bos() < 0 || text.empty() || text[0].is_content) return text;
+  const std::string bos = tokenizer.DecodeToken(tokenizer.bos(), /*show_special=*/true);
+  if (bos.empty() || !text[0].text.starts_with(bos)) return text;
+  text[0].text.erase(0, bos.size());
+  if (text[0].text.empty()) text.erase(text.begin());
+  return text;
+}
+
 Result<std::vector<TokenId>> EncodeChat(const Tokenizer& tokenizer, const ChatTemplate& chat,
                                         const ChatRequest& request, bool parse_special) {
   const Encoder encoder(tokenizer, chat, parse_special);
-  KVRUN_ASSIGN_OR_RETURN(const ChatText text, chat.Write(request));
-  if (request.continued) return encoder.EncodeAfterAnswer(text);
-  KVRUN_ASSIGN_OR_RETURN(std::vector<TokenId> ids, encoder.Encode(text));
+  KVRUN_ASSIGN_OR_RETURN(ChatText text, chat.Write(request));
+  if (request.continued) return encoder.EncodeAfterAnswer(std::move(text));
+  KVRUN_ASSIGN_OR_RETURN(std::vector<TokenId> ids,
+                         encoder.Encode(WithoutAddedBos(tokenizer, std::move(text))));
   if (tokenizer.adds_bos() && tokenizer.bos() >= 0) ids.insert(ids.begin(), tokenizer.bos());
   return ids;
 }

@@ -153,14 +153,16 @@ Result<ChatTemplate> ChatTemplate::Create(std::string_view jinja, ChatTokenTexts
     failure = result.Probe();
     if (failure.ok()) return result;
   }
-  if (!result.form_) {
+  if (!result.form_ && (result.jinja_ == nullptr || failure.code() == StatusCode::kUnsupported)) {
     return Status(StatusCode::kUnsupported,
                   fmt::format("{}; name a known form with --chat-template instead ({})", failure.message(),
                               ListChatFormNames()));
   }
-  result.jinja_ = nullptr;
-  result.note_ =
-      fmt::format("{}; the known form {} is used instead", failure.message(), result.form_->name());
+  // With variables that it asks for it may work yet.
+  result.form_stands_in_ = result.form_.has_value();
+  result.note_ = result.form_stands_in_ ? fmt::format("{}; the known form {} is used instead",
+                                                      failure.message(), result.form_->name())
+                                        : failure.message();
   return result;
 }
 
@@ -182,16 +184,14 @@ Result<ChatText> ChatTemplate::Write(const ChatRequest& request) const {
   KVRUN_RETURN_IF_ERROR(CheckMessages(request.messages));
   if (!request.variables.is_object())
     return Status(StatusCode::kInvalidArgument, "the template's variables are not a JSON object");
-  if (jinja_ == nullptr) return WriteForm(request);
+  if (UsesForm(request)) return WriteForm(request);
   KVRUN_RETURN_IF_ERROR(CheckVariables(request.variables));
   if (request.continued) return RenderContinued(request);
-  KVRUN_ASSIGN_OR_RETURN(ChatText text, Render(request));
-  // The tokenizer's own, where the file asks for it.
-  if (!text.empty() && !text[0].is_content && !tokens_.bos.empty() && text[0].text.starts_with(tokens_.bos)) {
-    text[0].text.erase(0, tokens_.bos.size());
-    if (text[0].text.empty()) text.erase(text.begin());
-  }
-  return text;
+  return Render(request);
+}
+
+bool ChatTemplate::UsesForm(const ChatRequest& request) const {
+  return jinja_ == nullptr || (form_stands_in_ && request.variables.empty());
 }
 
 // What nobody reads is a mistake, or tools that the model would never see.
@@ -274,8 +274,10 @@ Json ChatTemplate::MessagesFor(const Json& messages) const {
 }
 
 std::vector<std::string> ChatTemplate::FormTexts() const {
-  if (jinja_ == nullptr) return form_->FormTexts();
-  std::vector<std::string> texts = jinja_->form_texts();
+  std::vector<std::string> texts;
+  if (jinja_ == nullptr || form_stands_in_) texts = form_->FormTexts();
+  if (jinja_ == nullptr) return texts;
+  texts.insert(texts.end(), jinja_->form_texts().begin(), jinja_->form_texts().end());
   for (const std::string& text : {tokens_.bos, tokens_.eos}) {
     if (!text.empty()) texts.push_back(text);
   }

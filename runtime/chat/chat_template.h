@@ -43,12 +43,11 @@ class ChatTemplate {
 
   // That of the known form which it is, or looks like; else "template".
   std::string_view name() const { return form_ ? form_->name() : "template"; }
-  // Why a known form stands in for the template; "": it does not.
+  // Why the template fails at a first question, and which known form stands in, if one does; "": it works.
   const std::string& note() const { return note_; }
 
-  // The BOS text is left out at the start: EncodeChat puts the token there where the file asks for it.
-  // kInvalidArgument: a message that the template or the form cannot take; kUnsupported: it has no switch for
-  // thinking, or does not read variables.
+  // With the BOS text where the template writes it. kInvalidArgument: a message that the template or the form
+  // cannot take; kUnsupported: it has no switch for thinking, or does not read variables.
   Result<ChatText> Write(const ChatRequest& request) const;
 
   // Every text that the template itself may write: the tokens in them are never a content's.
@@ -61,6 +60,7 @@ class ChatTemplate {
   static Result<ChatTemplate> Create(std::string_view jinja, ChatTokenTexts tokens);
 
   Status Probe();
+  bool UsesForm(const ChatRequest& request) const;
   Status CheckVariables(const nlohmann::ordered_json& variables) const;
   Result<ChatText> WriteForm(const ChatRequest& request) const;
   Result<ChatText> RenderContinued(const ChatRequest& request) const;
@@ -70,6 +70,7 @@ class ChatTemplate {
 
   ChatTokenTexts tokens_;
   std::shared_ptr<const JinjaTemplate> jinja_;  // null: the known form writes
+  bool form_stands_in_ = false;                 // it writes where no variables are given
   std::optional<ChatForm> form_;
   std::string source_;          // of jinja_
   bool parts_content_ = false;  // it takes contents as lists of parts alone

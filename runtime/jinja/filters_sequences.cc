@@ -74,7 +74,7 @@ Result<std::vector<Value>> ElementsBack(Run& run, const Value& self, const Args&
 Result<Value> FilterReverse(Run& run, const Value& self, const Args& args) {
   if (self.is_string()) return SliceOf(run, self, Value(), Value(), Value::Int(-1));
   if (!IsIterable(self)) return Wrong("reverse wants a sequence");
-  if (!self.Is(Kind::kGenerator)) return GenerateLate<ElementsBack>(run, self, args);
+  if (!self.Is(Kind::kGenerator) && !self.Is(Kind::kLoop)) return GenerateLate<ElementsBack>(run, self, args);
   KVRUN_ASSIGN_OR_RETURN(std::vector<Value> elements, ElementsBack(run, self, args));
   return MakeList(run, std::move(elements));
 }

@@ -88,6 +88,21 @@ class GeneratorIterator : public Iterator {
   Value generator_;
 };
 
+// What a loop has left, each element with the loop itself: whoever takes them takes them from the loop.
+class LoopIterator : public Iterator {
+ public:
+  explicit LoopIterator(Value loop) : loop_(std::move(loop)) {}
+  Result<bool> Next(Run& run, Value* element) override {
+    KVRUN_ASSIGN_OR_RETURN(const bool is_there, loop_.loop().Next(run));
+    if (!is_there) return false;
+    KVRUN_ASSIGN_OR_RETURN(*element, MakeTuple(run, {loop_.loop().current, loop_}));
+    return true;
+  }
+
+ private:
+  Value loop_;
+};
+
 class NoIterator : public Iterator {
  public:
   Result<bool> Next(Run&, Value*) override { return false; }
@@ -103,6 +118,7 @@ std::unique_ptr<Iterator> IteratorOf(const Value& value) {
     case Kind::kView: return std::make_unique<DictIterator>(value.view().dict, value.view().part);
     case Kind::kRange: return std::make_unique<RangeIterator>(value.range());
     case Kind::kGenerator: return std::make_unique<GeneratorIterator>(value);
+    case Kind::kLoop: return std::make_unique<LoopIterator>(value);
     default: return nullptr;
   }
 }
@@ -110,7 +126,8 @@ std::unique_ptr<Iterator> IteratorOf(const Value& value) {
 }  // namespace
 
 bool IsIterable(const Value& value) {
-  return value.is_undefined() || (value.kind() >= Kind::kString && value.kind() <= Kind::kGenerator);
+  return value.is_undefined() || value.Is(Kind::kLoop) ||
+         (value.kind() >= Kind::kString && value.kind() <= Kind::kGenerator);
 }
 
 Result<std::unique_ptr<Iterator>> Iterate(Run& run, const Value& value) {

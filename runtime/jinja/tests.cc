@@ -25,7 +25,7 @@ bool IsCallable(const Value& v) { return v.Is(Kind::kCallable) || v.Is(Kind::kLo
 bool IsSequence(const Value& v) {
   return v.is_sequence() || v.is_string() || v.Is(Kind::kDict) || v.Is(Kind::kRange) || v.is_undefined();
 }
-bool CanIterate(const Value& v) { return IsIterable(v) || v.Is(Kind::kLoop); }
+bool CanIterate(const Value& v) { return IsIterable(v); }
 
 Result<bool> IsMultiple(Run& run, const Value& value, const Value& of, int64_t rest) {
   KVRUN_ASSIGN_OR_RETURN(const Value remainder, ApplyOperator(run, Operator::kModulo, value, of));

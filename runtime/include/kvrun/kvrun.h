@@ -226,8 +226,8 @@ KVRUN_API kvrun_status kvrun_chat_encode(const kvrun_model* model, const kvrun_c
                                          size_t count, const kvrun_chat_options* options, int32_t* ids,
                                          size_t* id_count);
 
-/* Writes messages by the model's own chat template as a text, for people to read: of kvrun_chat_encode's ids,
- * without the begin-of-sequence token. To encode messages, use kvrun_chat_encode: encoding this text with
+/* Writes messages by the model's own chat template as a text, for people to read: that of
+ * kvrun_chat_encode's ids, without a begin-of-sequence token that the file asks for. To encode messages, use kvrun_chat_encode: encoding this text with
  * KVRUN_ENCODE_PARSE_SPECIAL would obey control tokens that are written in the messages. */
 KVRUN_API kvrun_status kvrun_chat_format(const kvrun_model* model, const kvrun_chat_message* messages,
                                          size_t count, int continued, char** text);
