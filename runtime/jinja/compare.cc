@@ -111,7 +111,9 @@ Result<uint64_t> HashOf(Run& run, const Value& value) {
     }
     case Kind::kList:
     case Kind::kDict: return Wrong("a " + std::string(TypeName(value)) + " can be no key");
-    case Kind::kView: return Wrong("a view of a dict can be no key");
+    case Kind::kView:  // values are what they are; keys and items would be compared as sets
+      if (value.view().part == View::Part::kValues) return uint64_t{1};
+      return Wrong("a view of a dict can be no key");
     case Kind::kUndefined:
     case Kind::kNone: return static_cast<uint64_t>(value.kind());
     case Kind::kRange: return static_cast<uint64_t>(value.range().n);
