@@ -22,7 +22,7 @@ struct kvrun_model {
     return chat_template_;
   }
 
-  const std::unique_ptr<kvrun::Model> model;
+  std::unique_ptr<kvrun::Model> model;
 
  private:
   mutable std::once_flag chat_template_once_;

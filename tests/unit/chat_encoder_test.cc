@@ -354,11 +354,11 @@ nlohmann::ordered_json HostileMessages(HostileContents& contents) {
 }
 
 // Templates of today's models. The control tokens are those of the pieces that the template wrote, each by
-// itself: none of contents, and none across a border. 10^4 contents for each: KVRUN_HISTORIES=170.
+// itself: none of contents, and none across a border. 10^4 contents for each: KVRUN_HISTORIES=250.
 TEST(TemplateInjection, NoContentMakesAControlToken) {
   const auto folder = testing::SharedPath("reference/templates");
   if (!folder) GTEST_SKIP() << "reference/templates is not there";
-  const testing::Seeds seeds = testing::SeedsHere(3);
+  const testing::Seeds seeds = testing::SeedsHere(25);
   size_t n_templates = 0;
   size_t n_encoded = 0;
   for (const auto& entry : std::filesystem::directory_iterator(*folder)) {
