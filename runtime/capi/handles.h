@@ -13,6 +13,7 @@
 #include "runtime/model/model.h"
 
 struct kvrun_model {
+  kvrun_model() = default;
   explicit kvrun_model(std::unique_ptr<kvrun::Model> opened) : model(std::move(opened)) {}
 
   // The file's own, or why it has none. The first call reads it, as few commands need it.
