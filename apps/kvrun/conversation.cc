@@ -39,15 +39,17 @@ void Conversation::ReadAhead() {
 }
 
 Answer Conversation::Say(const std::string& message) {
-  std::vector<int32_t> context = ContextWith(pending_, message);
-  Feed(context);
-  context_ = std::move(context);
+  Written written = WriteWith(pending_, message);
+  Feed(written.ids);
+  context_ = std::move(written.ids);
+  context_text_ = std::move(written.text);
   turns_.push_back({std::exchange(pending_, {}), message, ""});
   GenerationOptions generation = options_.generation;
   // Otherwise the same question after a reset would always have the same answer.
   generation.values.seed += n_answers_++;
   Answer answer = std::move(Generate(session_, 1, generation, /*stream=*/true)[0]);
   context_.insert(context_.end(), answer.tokens.begin(), answer.tokens.end());
+  context_text_ += answer.text;
   held_ = context_;
   turns_.back().answer = answer.text;
   return answer;
@@ -55,6 +57,7 @@ Answer Conversation::Say(const std::string& message) {
 
 void Conversation::Reset() {
   context_.clear();
+  context_text_.clear();
   turns_.clear();
   pending_ = first_documents_;
   if (!first_documents_.empty()) return;  // they are in the session already, and need not be read again
@@ -62,13 +65,17 @@ void Conversation::Reset() {
   held_.clear();
 }
 
-std::vector<int32_t> Conversation::ContextWith(const std::vector<Document>& documents,
-                                               const std::string& message) const {
-  if (context_.empty()) return EncodeFirstTurn(model_, options_, documents, message);
+Conversation::Written Conversation::WriteWith(const std::vector<Document>& documents,
+                                              const std::string& message) const {
+  if (context_.empty()) {
+    std::vector<int32_t> first = EncodeFirstTurn(model_, options_, documents, message);
+    std::string text = Detokenize(model_, first);
+    return {std::move(first), std::move(text)};
+  }
   const std::string text = ComposedText(documents, message);
-  std::vector<int32_t> whole = WholeContext(text);
-  // Where earlier answers stay as they were, so do the tokens that the model chose for them, which another
-  // encoding of the same text need not have: the session holds them.
+  Written whole = WriteWhole(text);
+  // Where the template leaves earlier answers as they were, so do the tokens that the model chose for them
+  // stay, which another encoding of the same text need not have: the session holds them.
   std::vector<int32_t> longer = context_;
   try {
     const std::vector<int32_t> turn = EncodeNextTurn(model_, options_.form, text);
@@ -77,10 +84,12 @@ std::vector<int32_t> Conversation::ContextWith(const std::vector<Document>& docu
     if (failure.status() != KVRUN_UNSUPPORTED) throw;
     return whole;  // this template writes no answer as it was
   }
-  return longer == whole || Detokenize(model_, longer) == Detokenize(model_, whole) ? longer : whole;
+  const std::string turn_text = Detokenize(model_, longer).substr(Detokenize(model_, context_).size());
+  if (whole.text == context_text_ + turn_text) whole.ids = std::move(longer);
+  return whole;
 }
 
-std::vector<int32_t> Conversation::WholeContext(const std::string& text) const {
+Conversation::Written Conversation::WriteWhole(const std::string& text) const {
   Json messages = Json::array();
   if (!options_.system.empty()) messages.push_back({{"role", "system"}, {"content", options_.system}});
   for (const Turn& turn : turns_) {
@@ -88,7 +97,9 @@ std::vector<int32_t> Conversation::WholeContext(const std::string& text) const {
     messages.push_back({{"role", "assistant"}, {"content", turn.answer}});
   }
   messages.push_back({{"role", "user"}, {"content", text}});
-  return EncodeConversation(model_, options_.form, messages);
+  std::vector<int32_t> ids = EncodeConversation(model_, options_.form, messages);
+  std::string written = Detokenize(model_, ids);
+  return {std::move(ids), std::move(written)};
 }
 
 // Makes the session hold `context`. The session may hold more (a message that was interrupted) or less (the

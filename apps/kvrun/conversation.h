@@ -53,7 +53,9 @@ class Conversation {
 
   // The whole conversation's tokens, with documents and a message after what was said. Earlier answers are as
   // the chat template writes them: some leave out what the model thought.
-  std::vector<int32_t> ContextWith(const std::vector<Document>& documents, const std::string& message) const;
+  std::vector<int32_t> ContextWith(const std::vector<Document>& documents, const std::string& message) const {
+    return WriteWith(documents, message).ids;
+  }
   // The documents of the next message.
   const std::vector<Document>& pending() const { return pending_; }
 
@@ -62,7 +64,13 @@ class Conversation {
   size_t n_tokens() const { return context_.size(); }
 
  private:
-  std::vector<int32_t> WholeContext(const std::string& text) const;
+  // A conversation's tokens, and the text that the template wrote for them.
+  struct Written {
+    std::vector<int32_t> ids;
+    std::string text;
+  };
+  Written WriteWith(const std::vector<Document>& documents, const std::string& message) const;
+  Written WriteWhole(const std::string& text) const;
   void Feed(const std::vector<int32_t>& context);
 
   const ConversationOptions& options_;
@@ -74,6 +82,7 @@ class Conversation {
   std::vector<Turn> turns_;
   uint64_t n_answers_ = 0;        // those that a reset made forgotten too
   std::vector<int32_t> context_;  // every token of the conversation so far
+  std::string context_text_;      // as the template wrote it, with the last answer's text
   // What the session was fed and generated: it holds the first kvrun_session_length of these.
   std::vector<int32_t> held_;
 };
