@@ -15,19 +15,11 @@ constexpr std::string_view kTypesKey = "tokenizer.ggml.token_type";
 constexpr size_t kMaxTokens = size_t{1} << 24;
 
 constexpr std::string_view kEndOfGenerationTexts[] = {
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<|eom_id|>",
-    "</s>",
-    "<end_of_turn>",
-    "<|end|>",
-    "<end_of_utterance>",
-    "<turn|>",
-    "<|return|>",
-    "<|call|>",
-    "<\uff5cend\u2581of\u2581sentence\uff5c>",
+    "<|im_end|>",      "<|eot_id|>", "<|endoftext|>",
+    "<|end_of_text|>", "<|eom_id|>", "</s>",
+    "<end_of_turn>",   "<|end|>",    "<end_of_utterance>",
+    "<turn|>",         "<|return|>", "<|call|>",
+    "<|flush|>",       "<|calls|>",  "<\uff5cend\u2581of\u2581sentence\uff5c>",
 };
 
 }  // namespace
@@ -124,9 +116,10 @@ Status Vocab::LoadSpecials(const GgufFile& file, const VocabDefaults& defaults) 
     const bool mark = type(id) == TokenType::kUserDefined && text != "</s>";
     if (mark || type(id) == TokenType::kControl) ends_generation_[static_cast<size_t>(id)] = true;
   }
-  // In OpenAI's form "<|end|>" ends a message, of which an answer has several.
+  // In OpenAI's form, and in Solar Open's, "<|end|>" ends a message, of which an answer has several.
   const TokenId message_end = Find("<|end|>");
-  const bool has_answer_ends = Find("<|return|>") >= 0 && Find("<|call|>") >= 0;
+  const bool has_answer_ends = (Find("<|return|>") >= 0 && Find("<|call|>") >= 0) ||
+                               (Find("<|flush|>") >= 0 && Find("<|calls|>") >= 0);
   if (has_answer_ends && message_end >= 0 && message_end != eos_) {
     ends_generation_[static_cast<size_t>(message_end)] = false;
   }

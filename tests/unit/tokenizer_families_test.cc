@@ -255,5 +255,19 @@ TEST(GptOss, AMessageEndsNoAnswer) {
   EXPECT_TRUE(CreateOrFail(builder.Set("tokenizer.ggml.eos_token_id", 1U))->IsEndOfGeneration(1));
 }
 
+TEST(SolarOpen, AMessageEndsNoAnswer) {
+  Vocabulary vocabulary;
+  vocabulary.Add("<unk>", kUnknown);
+  for (const char* mark : {"<|end|>", "<|flush|>", "<|calls|>", "<|endoftext|>"})
+    vocabulary.Add(mark, kControl);
+  vocabulary.AddBytes();
+  GgufBuilder builder = vocabulary.Builder("llama");
+  builder.Set("tokenizer.ggml.eos_token_id", 4U);
+  const auto tokenizer = CreateOrFail(builder);
+  EXPECT_FALSE(tokenizer->IsEndOfGeneration(1));
+  EXPECT_TRUE(tokenizer->IsEndOfGeneration(2));
+  EXPECT_TRUE(tokenizer->IsEndOfGeneration(3));
+}
+
 }  // namespace
 }  // namespace kvrun
