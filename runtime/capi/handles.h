@@ -7,6 +7,7 @@
 
 #include "runtime/capi/border.h"
 #include "runtime/chat/chat_template.h"
+#include "runtime/chat/reasoning.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/session/session.h"
 #include "runtime/include/kvrun/kvrun.h"
@@ -42,6 +43,10 @@ struct kvrun_session {
   std::unique_ptr<kvrun::Session> session;
   bool profile = false;
   std::vector<kvrun::OperationTime> operations_before = {};  // totals when the statistics began
+};
+
+struct kvrun_reasoning {
+  kvrun::ReasoningSplitter splitter;
 };
 
 namespace kvrun::capi {

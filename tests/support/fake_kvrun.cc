@@ -8,6 +8,7 @@
 //   endless                generates for long             loud         says on standard error that it decodes
 //   lossy                  its vocabulary is ASCII         foreign      only kvrun_model_open_any takes it
 //   wordy                  its file's name for it is long   words     a vocabulary alone
+//   pondering              thinks "Hm: 1 + 1." first
 // Tokens 0..255 are bytes; the control tokens follow.
 #include "tests/support/fake_kvrun.h"
 
@@ -439,8 +440,8 @@ void kvrun_generate_options_init(kvrun_generate_options* options) {
 namespace {
 
 // "12:" and the end of the context; sampling shows in the answer.
-std::string Reply(const kvrun_session& session, const Sequence& sequence,
-                  const kvrun_generate_options& options) {
+std::string PlainReply(const kvrun_session& session, const Sequence& sequence,
+                       const kvrun_generate_options& options) {
   std::string context;
   for (const int32_t token : sequence.tokens) context += TextOf(token);
   if (session.engine->model->Is("endless")) return std::string(100000, 'x');
@@ -455,6 +456,13 @@ std::string Reply(const kvrun_session& session, const Sequence& sequence,
     reply += fmt::format("pp={},fp={};", options.presence_penalty, options.frequency_penalty);
   }
   return reply + context.substr(context.size() - std::min<size_t>(context.size(), 12));
+}
+
+std::string Reply(const kvrun_session& session, const Sequence& sequence,
+                  const kvrun_generate_options& options) {
+  const bool thinks = session.engine->model->Is("pondering") &&
+                      (sequence.tokens.empty() || sequence.tokens.back() != ')');  // "(do not think)"
+  return (thinks ? "<think>\nHm: 1 + 1.\n</think>\n\n" : "") + PlainReply(session, sequence, options);
 }
 
 struct Generator {

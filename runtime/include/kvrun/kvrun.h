@@ -7,7 +7,9 @@
  *   kvrun_session: 1..16 independent sequences and their KV cache on an engine. One thread at a time may use
  *   a session; different sessions of one engine may be used from different threads. A callback must not use
  *   the session that it is called for.
- * An object must outlive those made from it: model > engine > session.
+ *   kvrun_reasoning: tells what a model thinks from what it answers, in one answer. One thread at a time may
+ *   use it.
+ * An object must outlive those made from it: model > engine > session, and model > reasoning.
  *
  * Errors
  *   Functions return a kvrun_status. After any other than KVRUN_OK, kvrun_last_error() returns one message
@@ -61,6 +63,7 @@ typedef enum kvrun_status {
 typedef struct kvrun_model kvrun_model;
 typedef struct kvrun_engine kvrun_engine;
 typedef struct kvrun_session kvrun_session;
+typedef struct kvrun_reasoning kvrun_reasoning;
 
 /* The library's version and the shader compiler that it was built with: "0.1.0 (glslc ...)".
  * Valid until the program ends. */
@@ -238,6 +241,28 @@ KVRUN_API kvrun_status kvrun_chat_format(const kvrun_model* model, const kvrun_c
  * of steps, depth or bytes that it met. */
 KVRUN_API kvrun_status kvrun_template_render(const char* chat_template, const char* variables, int64_t now_s,
                                              char** text);
+
+/* ---- Reasoning: what a model thinks before it answers ----------------------------------------------- */
+
+/* Receives a part of an answer: what the model thinks (is_reasoning 1), or the answer itself (0). text has at
+ * least one byte, whole UTF-8 characters where it was given such, and is valid during the call. */
+typedef void (*kvrun_reasoning_fn)(void* user, int is_reasoning, const char* text, size_t text_bytes);
+
+/* Begins to tell apart what comes after the prompt ids [count], whose end may have opened thoughts already.
+ * Thoughts begin an answer, between marks of the model's chat form: <think>, [THINK], <|channel>thought, the
+ * channel "analysis" of gpt-oss, and others. Of a model that does not think, all is answer.
+ * KVRUN_UNSUPPORTED: the model has no tokenizer. */
+KVRUN_API kvrun_status kvrun_reasoning_begin(const kvrun_model* model, const int32_t* ids, size_t count,
+                                             kvrun_reasoning** reasoning);
+/* Takes token and text as a kvrun_token_fn is given them (token < 0: text alone), and hands on what is known
+ * now, in order: nothing while it may be a mark, and both kinds where thoughts end inside of the text. Marks
+ * are left out, and so is white space beside them. Thoughts of several messages have an empty line between
+ * them, and so have answers. */
+KVRUN_API kvrun_status kvrun_reasoning_next(kvrun_reasoning* reasoning, int32_t token, const char* text,
+                                            size_t text_bytes, kvrun_reasoning_fn part, void* user);
+/* The answer has ended: hands on what was held back. Thoughts that did not end are thoughts. */
+KVRUN_API kvrun_status kvrun_reasoning_end(kvrun_reasoning* reasoning, kvrun_reasoning_fn part, void* user);
+KVRUN_API void kvrun_reasoning_close(kvrun_reasoning* reasoning);
 
 /* ---- Engine ---------------------------------------------------------------------------------------- */
 
