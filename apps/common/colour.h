@@ -7,8 +7,10 @@
 
 namespace kvrun::cli {
 
-enum class Tone { kPlain, kGood, kBad };
+enum class Tone { kPlain, kGood, kBad, kDim };
 
+// Whether anything but plain text is written to descriptor `fd`.
+bool TakesColour(int fd);
 // The text as it is written to descriptor `fd`.
 std::string Coloured(std::string_view text, Tone tone, int fd);
 

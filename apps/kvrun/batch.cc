@@ -104,26 +104,33 @@ class BatchRunner {
     NoteLostBytes(model_, job_.form, text, what);
   }
 
+  // Null for a text that is continued: it is no chat.
+  Reasoning ReasoningOf(const Item& item) const {
+    const bool is_chat = job_.chat || !item.line->messages.empty();
+    return is_chat ? BeginReasoning(model_, item.ids) : nullptr;
+  }
+
   // `start`: of the group's first among all items. False if it was interrupted.
   bool RunGroup(size_t start, std::span<const Item> group) {
     kvrun_session_stats_reset(session_.get());
-    std::vector<const GenerationOptions*> generations;
+    std::vector<AnswerRequest> requests;
     for (uint32_t i = 0; i < group.size(); ++i) {
       progress_.SetLabel(fmt::format("prompt {} of {}", start + i + 1, items_.size()));
       Check(kvrun_session_truncate(session_.get(), i, 0));
       Check(kvrun_session_feed(session_.get(), i, group[i].ids.data(), group[i].ids.size()));
-      generations.push_back(&group[i].line->generation);
+      requests.push_back({&group[i].line->generation, ReasoningOf(group[i])});
     }
     progress_.Clear();
     PieceSink sink;
     if (job_.json_lines) {
       sink = [&](const GeneratedPiece& piece) {
+        if (piece.is_reasoning && !job_.form.shows_reasoning()) return 0;
         Json line = group[piece.sequence].line->Beginning();
         line.update(PieceJson(model_, piece));
         return TryWriteStdout(JsonLine(line));
       };
     }
-    const std::vector<Answer> answers = GenerateEach(session_, generations, sink);
+    const std::vector<Answer> answers = GenerateEach(session_, requests, sink);
     const Json stats = SessionStats(session_);
     for (size_t i = 0; i < group.size(); ++i) WriteAnswer(group[i], answers[i], stats);
     if (!job_.shared.quiet && !job_.shared.json) {
@@ -138,10 +145,7 @@ class BatchRunner {
   void WriteAnswer(const Item& item, const Answer& answer, const Json& stats) {
     WriteErrorsBefore(item.line->index);
     Json object = item.line->Beginning();
-    object.update(Json{{"text", answer.text},
-                       {"tokens", answer.tokens},
-                       {"finish", FinishName(answer.finish)},
-                       {"prompt_tokens", item.ids.size()}});
+    object.update(AnswerJson(answer, item.ids.size(), job_.form.shows_reasoning()));
     if (item.line->generation.values.n_logprobs > 0)
       object["logprobs"] = LogprobsJson(model_, answer.logprobs);
     if (job_.shared.json) AddStatistics(stats, loaded_.info, &object);

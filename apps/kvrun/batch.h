@@ -19,8 +19,8 @@ struct BatchJob {
   bool json_lines = false;
 };
 
-// One JSON object per line of the file on standard output, in order: index, the line's id, text, tokens,
-// finish, prompt_tokens; with --json also the statistics of the group it was computed in. With json_lines
+// One JSON object per line of the file on standard output, in order: index, the line's id, and what
+// AnswerJson says; with --json also the statistics of the group it was computed in. With json_lines
 // there is an object for each token before: index, id and what PieceJson says. A line that cannot be answered
 // is one of index, id and error {status, message}, and the others are answered all the same. The answer is
 // the exit code: kExitFailure where there is such a line.

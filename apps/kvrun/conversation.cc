@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "apps/common/failure.h"
+#include "apps/kvrun/answer_output.h"
 
 namespace kvrun::cli {
 namespace {
@@ -47,7 +48,8 @@ Answer Conversation::Say(const std::string& message) {
   GenerationOptions generation = options_.generation;
   // Otherwise the same question after a reset would always have the same answer.
   generation.values.seed += n_answers_++;
-  Answer answer = std::move(Generate(session_, 1, generation, /*stream=*/true)[0]);
+  Answer answer = GenerateOnStdout(session_, generation, BeginReasoning(model_, context_),
+                                   options_.form.shows_reasoning());
   context_.insert(context_.end(), answer.tokens.begin(), answer.tokens.end());
   context_text_ += answer.text;
   held_ = context_;

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -35,12 +36,14 @@ void CheckGenerationOptions(const GenerationOptions& generation);
 // How prompts and messages become ids.
 struct PromptForm {
   bool parse_special = false;
-  std::string thinking = "auto";
-  std::string chat_template;  // the option's value: a name or a file; "": the model file's own
+  std::string thinking = "auto";  // "auto", "on", "off"; "hide": as "auto", and nothing of it is shown
+  std::string chat_template;      // the option's value: a name or a file; "": the model file's own
   std::vector<std::string> template_variables;  // NAME=VALUE
   // What ReadPromptForm made of the last two.
   std::string jinja;
   Json variables = Json::object();
+
+  bool shows_reasoning() const { return thinking != "hide"; }
 };
 
 // --parse-special, --thinking, --chat-template, --template-var.
@@ -80,33 +83,44 @@ struct StepLogprobs {
   std::vector<kvrun_token_logprob> likeliest;
 };
 
+struct ReasoningCloser {
+  void operator()(kvrun_reasoning* reasoning) const { kvrun_reasoning_close(reasoning); }
+};
+using Reasoning = std::unique_ptr<kvrun_reasoning, ReasoningCloser>;
+// Tells what the model thinks from what it answers to the prompt of a chat.
+Reasoning BeginReasoning(const Model& model, const std::vector<int32_t>& prompt);
+
 struct Answer {
-  std::string text;
-  std::vector<int32_t> tokens;
+  std::string text;             // what the model answers
+  std::string reasoning;        // what it thought before, where that was told from the answer
+  std::vector<int32_t> tokens;  // of both
   kvrun_finish finish = KVRUN_FINISH_CANCELLED;
   std::vector<StepLogprobs> logprobs;  // of each token, where they were asked for
 };
 
-// A token as it comes; valid during the call.
+// A token as it comes; valid during the call. One that ends thoughts and begins the answer comes as two
+// pieces, the first without it.
 struct GeneratedPiece {
   uint32_t sequence = 0;
   int32_t token = 0;                       // negative: only text that was held back
   std::string_view text;                   // whole characters, possibly none
+  bool is_reasoning = false;               // what the model thinks, not what it answers
   const StepLogprobs* logprobs = nullptr;  // null where they were not asked for
 };
 // Answers 0, or the errno of a write that failed, which ends generation and is thrown.
 using PieceSink = std::function<int(const GeneratedPiece& piece)>;
 
-// Continues sequences 0 .. n-1. `stream`: the text of sequence 0 goes to standard output as it comes. Ends
-// early on Ctrl-C (finish: cancelled).
-std::vector<Answer> Generate(const Session& session, uint32_t n, const GenerationOptions& generation,
-                             bool stream);
-// The same with each token handed to `sink`, which may be empty.
-std::vector<Answer> GenerateInto(const Session& session, uint32_t n, const GenerationOptions& generation,
-                                 const PieceSink& sink);
-// The same with options of its own for each sequence, from 0 on.
-std::vector<Answer> GenerateEach(const Session& session,
-                                 const std::vector<const GenerationOptions*>& generations,
+struct AnswerRequest {
+  const GenerationOptions* generation = nullptr;
+  Reasoning reasoning;  // null: thoughts are not told from the answer
+};
+
+// Continues sequence 0, with each token handed to `sink`, which may be empty. Ends early on Ctrl-C (finish:
+// cancelled).
+Answer Generate(const Session& session, const GenerationOptions& generation, Reasoning reasoning,
+                const PieceSink& sink);
+// The same with the sequences from 0 on.
+std::vector<Answer> GenerateEach(const Session& session, const std::vector<AnswerRequest>& requests,
                                  const PieceSink& sink);
 
 }  // namespace kvrun::cli

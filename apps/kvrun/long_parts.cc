@@ -8,6 +8,7 @@
 
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
+#include "apps/kvrun/token_json.h"
 
 namespace kvrun::cli {
 namespace {
@@ -39,10 +40,7 @@ class PartsAsker {
       const std::vector<int32_t> ids =
           job_.encode(std::vector<Document>{Document{"", parts[i]}}, job_.question);
       const Answer answer = Generated(what, ids);
-      asked.answers.push_back(Json{{"text", answer.text},
-                                   {"tokens", answer.tokens},
-                                   {"finish", FinishName(answer.finish)},
-                                   {"prompt_tokens", ids.size()}});
+      asked.answers.push_back(AnswerJson(answer, ids.size(), job_.shows_reasoning));
       answers.push_back(WithoutOuterBlanks(answer.text));
     }
     while (true) {
@@ -80,7 +78,7 @@ class PartsAsker {
     Check(kvrun_session_truncate(job_.session.get(), 0, 0));
     Check(kvrun_session_feed(job_.session.get(), 0, ids.data(), ids.size()));
     job_.progress->Clear();
-    Answer answer = std::move(GenerateInto(job_.session, 1, generation_, {})[0]);
+    Answer answer = Generate(job_.session, generation_, BeginReasoning(job_.model, ids), {});
     if (answer.finish == KVRUN_FINISH_CANCELLED) throw Interruption();
     return answer;
   }

@@ -25,12 +25,13 @@ struct PartsJob {
   const std::string& question;
   PromptSpace space;
   bool parse_special = false;
+  bool shows_reasoning = true;
   bool quiet = false;
   Progress* progress = nullptr;
 };
 
 struct AskedParts {
-  Json answers;              // of each part: text, tokens, finish, prompt_tokens
+  Json answers;              // of each part, as AnswerJson says it
   std::vector<int32_t> ids;  // the prompt whose answer is the whole's
 };
 

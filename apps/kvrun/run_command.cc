@@ -3,12 +3,14 @@
 
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
 #include "apps/common/session_plan.h"
 #include "apps/common/shared_options.h"
+#include "apps/kvrun/answer_output.h"
 #include "apps/kvrun/batch.h"
 #include "apps/kvrun/chat_sampling.h"
 #include "apps/kvrun/commands.h"
@@ -82,10 +84,7 @@ void Report(const RunOptions& options, const Model& model, const Session& sessio
             const SentPrompt& prompt, const Answer& answer) {
   const Json stats = SessionStats(session);
   if (options.shared.json) {
-    Json object = {{"text", answer.text},
-                   {"tokens", answer.tokens},
-                   {"finish", FinishName(answer.finish)},
-                   {"prompt_tokens", prompt.ids.size()}};
+    Json object = AnswerJson(answer, prompt.ids.size(), options.form.shows_reasoning());
     if (prompt.n_left_out > 0) object["left_out_tokens"] = prompt.n_left_out;
     if (!prompt.parts.empty()) object["parts"] = prompt.parts;
     if (options.generation.values.n_logprobs > 0) object["logprobs"] = LogprobsJson(model, answer.logprobs);
@@ -176,6 +175,7 @@ class PromptRunner {
                                  .question = options_.prompt,
                                  .space = space_,
                                  .parse_special = options_.form.parse_special,
+                                 .shows_reasoning = options_.form.shows_reasoning(),
                                  .quiet = options_.shared.quiet,
                                  .progress = &progress_},
                                 parts_);
@@ -186,10 +186,18 @@ class PromptRunner {
   }
 
   Answer Generated(const Session& session) const {
-    if (!options_.json_lines) return Generate(session, 1, options_.generation, !options_.shared.json)[0];
-    return GenerateInto(session, 1, options_.generation, [this](const GeneratedPiece& piece) {
-      return TryWriteStdout(JsonLine(PieceJson(model_, piece)));
-    })[0];
+    Reasoning reasoning = options_.chat ? BeginReasoning(model_, prompt_.ids) : nullptr;
+    const bool shows_reasoning = options_.form.shows_reasoning();
+    if (!options_.shared.json)
+      return GenerateOnStdout(session, options_.generation, std::move(reasoning), shows_reasoning);
+    PieceSink sink;
+    if (options_.json_lines) {
+      sink = [this, shows_reasoning](const GeneratedPiece& piece) {
+        if (piece.is_reasoning && !shows_reasoning) return 0;
+        return TryWriteStdout(JsonLine(PieceJson(model_, piece)));
+      };
+    }
+    return Generate(session, options_.generation, std::move(reasoning), sink);
   }
 
   const RunOptions& options_;

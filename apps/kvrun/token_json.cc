@@ -36,8 +36,19 @@ Json LogprobsJson(const Model& model, const std::vector<StepLogprobs>& logprobs)
   return json;
 }
 
+Json AnswerJson(const Answer& answer, size_t n_prompt_tokens, bool shows_reasoning) {
+  Json json = {{"text", answer.text}};
+  if (shows_reasoning && !answer.reasoning.empty()) json["reasoning"] = answer.reasoning;
+  json["tokens"] = answer.tokens;
+  json["finish"] = FinishName(answer.finish);
+  json["prompt_tokens"] = n_prompt_tokens;
+  return json;
+}
+
 Json PieceJson(const Model& model, const GeneratedPiece& piece) {
-  Json json = {{"text", std::string(piece.text)}, {"token", piece.token < 0 ? Json() : Json(piece.token)}};
+  Json json = {{"text", std::string(piece.text)}};
+  if (piece.is_reasoning) json["reasoning"] = true;
+  json["token"] = piece.token < 0 ? Json() : Json(piece.token);
   if (piece.logprobs == nullptr) return json;
   json["logprob"] = piece.logprobs->taken.logprob;
   json["top"] = TopJson(model, *piece.logprobs);
