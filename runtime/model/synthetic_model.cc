@@ -6,167 +6,165 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "platform/base/check.h"
 #include "platform/base/random.h"
+#include "runtime/model/architectures.h"
 #include "runtime/model/gguf_writer.h"
 
 namespace kvrun {
 namespace {
 
-// Types as usual files have them.
-constexpr std::array kShapes = {
-    SyntheticShape{.name = "SmolLM2-135M",
-                   .n_layers = 30,
-                   .n_embd = 576,
-                   .n_ff = 1536,
-                   .n_heads = 9,
-                   .n_kv_heads = 3,
-                   .head_dim = 64,
-                   .n_vocab = 49152,
-                   .n_ctx_train = 8192,
-                   .rope_base = 100000.0F,
-                   .embedding_type = TensorType::kQ8_0,
-                   .matrix_type = TensorType::kQ4_1,
-                   .has_tied_output = true},
-    SyntheticShape{.name = "Llama-3.2-1B",
-                   .n_layers = 16,
-                   .n_embd = 2048,
-                   .n_ff = 8192,
-                   .n_heads = 32,
-                   .n_kv_heads = 8,
-                   .head_dim = 64,
-                   .n_vocab = 128256,
-                   .n_ctx_train = 131072,
-                   .rope_base = 500000.0F,
-                   .embedding_type = TensorType::kQ4_0,
-                   .matrix_type = TensorType::kQ4_0,
-                   .has_tied_output = true},
-    SyntheticShape{.name = "Llama-3.2-3B",
-                   .n_layers = 28,
-                   .n_embd = 3072,
-                   .n_ff = 8192,
-                   .n_heads = 24,
-                   .n_kv_heads = 8,
-                   .head_dim = 128,
-                   .n_vocab = 128256,
-                   .n_ctx_train = 131072,
-                   .rope_base = 500000.0F,
-                   .embedding_type = TensorType::kQ4_0,
-                   .matrix_type = TensorType::kQ4_0,
-                   .has_tied_output = true},
-    SyntheticShape{.name = "Llama-3.1-8B",
-                   .n_layers = 32,
-                   .n_embd = 4096,
-                   .n_ff = 14336,
-                   .n_heads = 32,
-                   .n_kv_heads = 8,
-                   .head_dim = 128,
-                   .n_vocab = 128256,
-                   .n_ctx_train = 131072,
-                   .rope_base = 500000.0F,
-                   .embedding_type = TensorType::kQ4_0,
-                   .matrix_type = TensorType::kQ4_0,
-                   .has_tied_output = false},
-    SyntheticShape{.name = "Qwen3-0.6B",
-                   .architecture = "qwen3",
-                   .n_layers = 28,
-                   .n_embd = 1024,
-                   .n_ff = 3072,
-                   .n_heads = 16,
-                   .n_kv_heads = 8,
-                   .head_dim = 128,
-                   .n_vocab = 151936,
-                   .n_ctx_train = 40960,
-                   .rope_base = 1000000.0F,
-                   .embedding_type = TensorType::kQ4_0,
-                   .matrix_type = TensorType::kQ4_0,
-                   .has_tied_output = true},
-    SyntheticShape{.name = "Qwen3-4B",
-                   .architecture = "qwen3",
-                   .n_layers = 36,
-                   .n_embd = 2560,
-                   .n_ff = 9728,
-                   .n_heads = 32,
-                   .n_kv_heads = 8,
-                   .head_dim = 128,
-                   .n_vocab = 151936,
-                   .n_ctx_train = 40960,
-                   .rope_base = 1000000.0F,
-                   .embedding_type = TensorType::kQ4_0,
-                   .matrix_type = TensorType::kQ4_0,
-                   .has_tied_output = true},
-    SyntheticShape{.name = "Qwen3-8B",
-                   .architecture = "qwen3",
-                   .n_layers = 36,
-                   .n_embd = 4096,
-                   .n_ff = 12288,
-                   .n_heads = 32,
-                   .n_kv_heads = 8,
-                   .head_dim = 128,
-                   .n_vocab = 151936,
-                   .n_ctx_train = 40960,
-                   .rope_base = 1000000.0F,
-                   .embedding_type = TensorType::kQ4_0,
-                   .matrix_type = TensorType::kQ4_0,
-                   .has_tied_output = false},
-};
-
 constexpr uint64_t kSeed = 0x6b7672756e;
 
-void Declare(GgufWriter* writer, const std::string& name, TensorType type, uint64_t n_in, uint64_t n_out) {
-  KVRUN_CHECK(n_in % GetTensorType(type).block_elements == 0);
-  writer->Declare(name, type, {n_in, n_out});
-}
+// Declares a shape's keys and tensors.
+class FilePlan {
+ public:
+  FilePlan(const SyntheticShape& shape, uint32_t n_layers)
+      : shape_(shape), n_layers_(n_layers), architecture_(*FindArchitecture(shape.architecture)) {}
 
-void DeclareNorm(GgufWriter* writer, const std::string& name, uint64_t n) {
-  writer->Declare(name, TensorType::kF32, {n});
-}
-
-GgufWriter PlanFile(const SyntheticShape& shape, uint32_t n_layers) {
-  GgufWriter writer;
-  const auto key = [&shape](std::string_view suffix) {
-    return fmt::format("{}.{}", shape.architecture, suffix);
-  };
-  const bool has_qk_norm = shape.architecture == "qwen3";
-  writer.Set("general.architecture", shape.architecture);
-  writer.Set("general.name", fmt::format("{} with random weights", shape.name));
-  writer.Set(key("block_count"), n_layers);
-  writer.Set(key("embedding_length"), shape.n_embd);
-  writer.Set(key("feed_forward_length"), shape.n_ff);
-  writer.Set(key("attention.head_count"), shape.n_heads);
-  writer.Set(key("attention.head_count_kv"), shape.n_kv_heads);
-  writer.Set(key("attention.key_length"), shape.head_dim);
-  writer.Set(key("attention.value_length"), shape.head_dim);
-  writer.Set(key("attention.layer_norm_rms_epsilon"), has_qk_norm ? 1e-6F : 1e-5F);
-  writer.Set(key("context_length"), shape.n_ctx_train);
-  writer.Set(key("rope.dimension_count"), shape.head_dim);
-  writer.Set(key("rope.freq_base"), shape.rope_base);
-  const uint64_t q_dim = uint64_t{shape.n_heads} * shape.head_dim;
-  const uint64_t kv_dim = uint64_t{shape.n_kv_heads} * shape.head_dim;
-  Declare(&writer, "token_embd.weight", shape.embedding_type, shape.n_embd, shape.n_vocab);
-  DeclareNorm(&writer, "output_norm.weight", shape.n_embd);
-  if (!shape.has_tied_output)
-    Declare(&writer, "output.weight", shape.matrix_type, shape.n_embd, shape.n_vocab);
-  for (uint32_t i = 0; i < n_layers; ++i) {
-    const auto name = [i](std::string_view suffix) { return fmt::format("blk.{}.{}.weight", i, suffix); };
-    DeclareNorm(&writer, name("attn_norm"), shape.n_embd);
-    Declare(&writer, name("attn_q"), shape.matrix_type, shape.n_embd, q_dim);
-    Declare(&writer, name("attn_k"), shape.matrix_type, shape.n_embd, kv_dim);
-    Declare(&writer, name("attn_v"), shape.matrix_type, shape.n_embd, kv_dim);
-    Declare(&writer, name("attn_output"), shape.matrix_type, q_dim, shape.n_embd);
-    if (has_qk_norm) {
-      DeclareNorm(&writer, name("attn_q_norm"), shape.head_dim);
-      DeclareNorm(&writer, name("attn_k_norm"), shape.head_dim);
-    }
-    DeclareNorm(&writer, name("ffn_norm"), shape.n_embd);
-    Declare(&writer, name("ffn_gate"), shape.matrix_type, shape.n_embd, shape.n_ff);
-    Declare(&writer, name("ffn_up"), shape.matrix_type, shape.n_embd, shape.n_ff);
-    Declare(&writer, name("ffn_down"), shape.matrix_type, shape.n_ff, shape.n_embd);
+  GgufWriter Make() {
+    SetSizes();
+    SetKinds();
+    Matrix("token_embd.weight", shape_.embedding_type, shape_.n_embd, shape_.n_vocab);
+    Floats(std::string(architecture_.names.output_norm), {shape_.n_embd});
+    if (!shape_.has_tied_output) Matrix("output.weight", shape_.matrix_type, shape_.n_embd, shape_.n_vocab);
+    for (layer_ = 0; layer_ < n_layers_; ++layer_) DeclareLayer();
+    return std::move(writer_);
   }
-  return writer;
+
+ private:
+  std::string Key(std::string_view suffix) const { return fmt::format("{}.{}", shape_.architecture, suffix); }
+  std::string Name(std::string_view suffix) const { return fmt::format("blk.{}.{}", layer_, suffix); }
+  void Matrix(const std::string& name, TensorType type, uint64_t n_in, uint64_t n_out) {
+    KVRUN_CHECK(n_in % GetTensorType(type).block_elements == 0);
+    writer_.Declare(name, type, {n_in, n_out});
+  }
+  void Matrix(std::string_view name, uint64_t n_in, uint64_t n_out) {
+    Matrix(Name(name), shape_.matrix_type, n_in, n_out);
+  }
+  void Floats(const std::string& name, std::vector<uint64_t> sizes) {
+    writer_.Declare(name, TensorType::kF32, std::move(sizes));
+  }
+  bool Has(LayerKind kind) const;
+  void SetSizes();
+  void SetKinds();
+  void DeclareLayer();
+  void DeclareAttention();
+  void DeclareDeltaNet();
+  void DeclareConvolution();
+
+  const SyntheticShape& shape_;
+  uint32_t n_layers_;
+  const Architecture& architecture_;
+  GgufWriter writer_;
+  uint32_t layer_ = 0;
+};
+
+bool FilePlan::Has(LayerKind kind) const {
+  for (uint32_t i = 0; i < n_layers_; ++i) {
+    if (shape_.KindOf(i) == kind) return true;
+  }
+  return false;
+}
+
+void FilePlan::SetSizes() {
+  writer_.Set("general.architecture", shape_.architecture);
+  writer_.Set("general.name", fmt::format("{} with random weights", shape_.name));
+  writer_.Set(Key("block_count"), n_layers_);
+  writer_.Set(Key("embedding_length"), shape_.n_embd);
+  writer_.Set(Key("feed_forward_length"), shape_.n_ff);
+  writer_.Set(Key("attention.head_count"), shape_.n_heads);
+  writer_.Set(Key("attention.key_length"), shape_.head_dim);
+  writer_.Set(Key("attention.value_length"), shape_.head_dim);
+  writer_.Set(Key("attention.layer_norm_rms_epsilon"), architecture_.has_qk_norm ? 1e-6F : 1e-5F);
+  writer_.Set(Key("context_length"), shape_.n_ctx_train);
+  writer_.Set(Key("rope.dimension_count"), shape_.rotary_dim == 0 ? shape_.head_dim : shape_.rotary_dim);
+  writer_.Set(Key("rope.freq_base"), shape_.rope_base);
+}
+
+// A number or a flag for each layer, whatever the architecture's own pattern is.
+void FilePlan::SetKinds() {
+  std::vector<uint32_t> n_kv_heads(n_layers_, shape_.n_kv_heads);
+  std::vector<uint32_t> is_other(n_layers_, 0);
+  for (uint32_t i = 0; i < n_layers_; ++i) {
+    if (shape_.KindOf(i) == LayerKind::kShortConvolution) n_kv_heads[i] = 0;
+    if (shape_.KindOf(i) != LayerKind::kAttention) is_other[i] = 1;
+  }
+  if (Has(LayerKind::kShortConvolution)) {
+    writer_.Set(Key("attention.head_count_kv"), n_kv_heads);
+    writer_.Set(Key("shortconv.l_cache"), shape_.n_convolution_taps);
+  } else {
+    writer_.Set(Key("attention.head_count_kv"), shape_.n_kv_heads);
+  }
+  if (Has(LayerKind::kWindowedAttention)) {
+    writer_.Set(Key("attention.sliding_window"), shape_.sliding_window);
+    writer_.Set(Key("attention.sliding_window_pattern"), is_other);
+  }
+  if (Has(LayerKind::kDeltaNet)) {
+    const DeltaNetConfig& net = shape_.delta_net;
+    writer_.Set(Key("attention.recurrent_layers"), is_other);
+    writer_.Set(Key("ssm.group_count"), net.n_key_heads);
+    writer_.Set(Key("ssm.time_step_rank"), net.n_value_heads);
+    writer_.Set(Key("ssm.state_size"), net.head_dim);
+    writer_.Set(Key("ssm.inner_size"), net.value_dim());
+    writer_.Set(Key("ssm.conv_kernel"), net.n_taps);
+  }
+}
+
+void FilePlan::DeclareLayer() {
+  const uint64_t n_embd = shape_.n_embd;
+  Floats(Name("attn_norm.weight"), {n_embd});
+  switch (shape_.KindOf(layer_)) {
+    case LayerKind::kAttention:
+    case LayerKind::kWindowedAttention: DeclareAttention(); break;
+    case LayerKind::kDeltaNet: DeclareDeltaNet(); break;
+    case LayerKind::kShortConvolution: DeclareConvolution(); break;
+  }
+  if (architecture_.has_post_norms) {
+    Floats(Name("post_attention_norm.weight"), {n_embd});
+    Floats(Name("post_ffw_norm.weight"), {n_embd});
+  }
+  Floats(Name(architecture_.names.ffn_norm), {n_embd});
+  Matrix("ffn_gate.weight", n_embd, shape_.n_ff);
+  Matrix("ffn_up.weight", n_embd, shape_.n_ff);
+  Matrix("ffn_down.weight", shape_.n_ff, n_embd);
+}
+
+void FilePlan::DeclareAttention() {
+  const uint64_t q_dim = uint64_t{shape_.n_heads} * shape_.head_dim;
+  const uint64_t kv_dim = uint64_t{shape_.n_kv_heads} * shape_.head_dim;
+  Matrix("attn_q.weight", shape_.n_embd, architecture_.has_query_gate ? 2 * q_dim : q_dim);
+  Matrix("attn_k.weight", shape_.n_embd, kv_dim);
+  Matrix("attn_v.weight", shape_.n_embd, kv_dim);
+  Matrix("attn_output.weight", q_dim, shape_.n_embd);
+  if (!architecture_.has_qk_norm) return;
+  Floats(Name("attn_q_norm.weight"), {shape_.head_dim});
+  Floats(Name("attn_k_norm.weight"), {shape_.head_dim});
+}
+
+void FilePlan::DeclareDeltaNet() {
+  const DeltaNetConfig& net = shape_.delta_net;
+  Matrix("attn_qkv.weight", shape_.n_embd, net.n_channels());
+  Matrix("attn_gate.weight", shape_.n_embd, net.value_dim());
+  Matrix("ssm_alpha.weight", shape_.n_embd, net.n_value_heads);
+  Matrix("ssm_beta.weight", shape_.n_embd, net.n_value_heads);
+  Floats(Name("ssm_conv1d.weight"), {net.n_taps, net.n_channels()});
+  Floats(Name("ssm_a"), {net.n_value_heads});
+  Floats(Name("ssm_dt.bias"), {net.n_value_heads});
+  Floats(Name("ssm_norm.weight"), {net.head_dim});
+  Matrix("ssm_out.weight", net.value_dim(), shape_.n_embd);
+}
+
+void FilePlan::DeclareConvolution() {
+  const uint64_t n_embd = shape_.n_embd;
+  Matrix("shortconv.in_proj.weight", n_embd, 3 * n_embd);
+  Floats(Name("shortconv.conv.weight"), {shape_.n_convolution_taps, n_embd});
+  Matrix("shortconv.out_proj.weight", n_embd, n_embd);
 }
 
 // Of the integers that random bits of a block stand for: value = scale * integer + minimum.
@@ -218,11 +216,19 @@ void PutEach(uint64_t period_bytes, std::span<const std::byte> bytes, uint64_t o
   }
 }
 
-// Weights' deviation is 1 / sqrt(n_in): a product keeps the size of what goes in. Norms are ones.
+// Norms are ones, a convolution keeps the size of what goes in, and a delta net's state is what some tens of
+// tokens have left.
+float FloatOf(const GgufTensor& tensor) {
+  if (tensor.name.ends_with(".ssm_a")) return -1.0F;
+  if (tensor.name.ends_with(".ssm_dt.bias")) return -3.0F;
+  return tensor.n_dims == 1 ? 1.0F : 1.0F / std::sqrt(static_cast<float>(tensor.shape[0]));
+}
+
+// Weights' deviation is 1 / sqrt(n_in): a product keeps the size of what goes in.
 void MakeTensor(const GgufTensor& tensor, uint64_t offset_bytes, std::span<std::byte> to) {
   if (tensor.type == TensorType::kF32) {
-    const float one = 1.0F;
-    PutEach(sizeof(one), std::as_bytes(std::span(&one, 1)), offset_bytes, to);
+    const float value = FloatOf(tensor);
+    PutEach(sizeof(value), std::as_bytes(std::span(&value, 1)), offset_bytes, to);
     return;
   }
   const Levels levels = LevelsOf(tensor.type);
@@ -236,32 +242,31 @@ void MakeTensor(const GgufTensor& tensor, uint64_t offset_bytes, std::span<std::
 
 }  // namespace
 
-std::span<const SyntheticShape> SyntheticShapes() { return kShapes; }
-
-Result<SyntheticShape> FindSyntheticShape(std::string_view name) {
-  std::string known;
-  for (const SyntheticShape& shape : kShapes) {
-    if (shape.name == name) return shape;
-    known += fmt::format("{}{}", known.empty() ? "" : ", ", shape.name);
+LayerKind SyntheticShape::KindOf(uint32_t layer) const {
+  switch (kinds.empty() ? 'a' : kinds[layer % kinds.size()]) {
+    case 'w': return LayerKind::kWindowedAttention;
+    case 'd': return LayerKind::kDeltaNet;
+    case 'c': return LayerKind::kShortConvolution;
+    default: return LayerKind::kAttention;
   }
-  return Status(StatusCode::kInvalidArgument,
-                fmt::format("there is no shape \"{}\"; known: {}", name, known));
 }
 
 uint64_t SyntheticModelBytes(const SyntheticShape& shape, uint32_t n_layers) {
-  return PlanFile(shape, n_layers).data_bytes();
+  return FilePlan(shape, n_layers).Make().data_bytes();
 }
 
 uint32_t LayersThatFit(const SyntheticShape& shape, uint64_t memory_bytes) {
   const uint64_t limit = memory_bytes / 4 * 3;
-  uint32_t n_layers = shape.n_layers;
-  while (n_layers > 2 && SyntheticModelBytes(shape, n_layers) > limit) --n_layers;
-  return n_layers;
+  const auto fits = [&](uint32_t n_layers) { return SyntheticModelBytes(shape, n_layers) <= limit; };
+  if (fits(shape.n_layers)) return shape.n_layers;
+  uint32_t n_periods = (shape.n_layers - 1) / shape.period();
+  while (n_periods > 2 && !fits(n_periods * shape.period())) --n_periods;
+  return std::min(std::max(n_periods, 2U) * shape.period(), shape.n_layers);
 }
 
 Result<std::unique_ptr<Model>> MakeSyntheticModel(const SyntheticShape& shape, uint32_t n_layers) {
   if (n_layers == 0) n_layers = shape.n_layers;
-  const GgufWriter writer = PlanFile(shape, n_layers);
+  const GgufWriter writer = FilePlan(shape, n_layers).Make();
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<GgufFile> file,
                          GgufFile::Make(writer.Header(), writer.data_bytes(), MakeTensor,
                                         fmt::format("{} with random weights", shape.name)));

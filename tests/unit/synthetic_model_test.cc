@@ -114,11 +114,19 @@ TEST(SyntheticModel, AnyBytesAreThoseOfTheWhole) {
 }
 
 TEST(SyntheticModel, NamedShapesAreThoseOfTheirModels) {
-  const std::pair<const char*, uint64_t> shapes[] = {
-      // As kvrun info says of the real ones.
-      {"SmolLM2-135M", 134515008},  {"Llama-3.2-1B", 1235814400}, {"Llama-3.2-3B", 3212749824},
-      {"Llama-3.1-8B", 8030261248}, {"Qwen3-0.6B", 596049920},    {"Qwen3-4B", 4022468096},
-      {"Qwen3-8B", 8190735360}};
+  const std::pair<const char*, uint64_t> shapes[] = {// As kvrun info says of the real ones.
+                                                     {"SmolLM2-135M", 134515008},
+                                                     {"Llama-3.2-1B", 1235814400},
+                                                     {"Llama-3.2-3B", 3212749824},
+                                                     {"Llama-3.1-8B", 8030261248},
+                                                     {"Qwen3-0.6B", 596049920},
+                                                     {"Qwen3-4B", 4022468096},
+                                                     {"Qwen3-8B", 8190735360},
+                                                     // Counted by hand from their configurations.
+                                                     {"Qwen3.5-0.8B", 752393024},
+                                                     {"Gemma-3-1B", 999885952},
+                                                     {"LFM2-1.2B", 1170340608},
+                                                     {"SmolLM3-3B", 3075098624}};
   EXPECT_EQ(SyntheticShapes().size(), std::size(shapes));
   for (const auto& [name, expected] : shapes) {
     const std::unique_ptr<Model> model = Make(OrDie(FindSyntheticShape(name)));
@@ -126,14 +134,60 @@ TEST(SyntheticModel, NamedShapesAreThoseOfTheirModels) {
     for (const GgufTensor& tensor : model->file->tensors()) parameters += tensor.elements();
     EXPECT_EQ(parameters, expected) << name;
     EXPECT_EQ(model->n_layers_whole, 0U);
-    EXPECT_EQ(model->config.has_qk_norm, std::string_view(name).starts_with("Qwen3"));
+    const bool has_no_qk_norm = name == std::string_view("SmolLM2-135M") ||
+                                name == std::string_view("SmolLM3-3B") ||
+                                std::string_view(name).starts_with("Llama");
+    EXPECT_EQ(model->config.has_qk_norm, !has_no_qk_norm) << name;
   }
   const auto unknown = FindSyntheticShape("GPT-5");
   ASSERT_FALSE(unknown.ok());
   EXPECT_EQ(unknown.status().code(), StatusCode::kInvalidArgument);
   EXPECT_EQ(unknown.status().message(),
             "there is no shape \"GPT-5\"; known: SmolLM2-135M, Llama-3.2-1B, Llama-3.2-3B, Llama-3.1-8B, "
-            "Qwen3-0.6B, Qwen3-4B, Qwen3-8B");
+            "Qwen3-0.6B, Qwen3-4B, Qwen3-8B, Qwen3.5-0.8B, Gemma-3-1B, LFM2-1.2B, SmolLM3-3B");
+}
+
+std::string KindsOf(const Model& model) {
+  std::string kinds;
+  for (const LayerConfig& layer : model.config.layers) {
+    kinds += LayerKindName(layer.kind).front();
+    if (layer.rope == LayerRope::kNone && layer.is_attention()) kinds += '-';
+  }
+  return kinds;
+}
+
+TEST(SyntheticModel, LayersAreOfTheKindsThatTheirModelsHave) {
+  const std::unique_ptr<Model> qwen = Make(OrDie(FindSyntheticShape("Qwen3.5-0.8B")));
+  EXPECT_EQ(KindsOf(*qwen), "dddadddadddadddadddaddda");
+  EXPECT_TRUE(qwen->config.has_query_gate);
+  EXPECT_EQ(qwen->config.rope.rotary_dim, 64U);
+  EXPECT_EQ(qwen->config.KvBytesPerToken(2), 12288U);
+  EXPECT_EQ(qwen->config.StateBytes(2), 18U * (16 * 128 * 128 + 3 * 3 * 2048) * sizeof(float));
+  const std::unique_ptr<Model> gemma = Make(OrDie(FindSyntheticShape("Gemma-3-1B")));
+  EXPECT_EQ(KindsOf(*gemma), "wwwwwawwwwwawwwwwawwwwwaww");
+  EXPECT_EQ(gemma->config.sliding_window, 512U);
+  EXPECT_EQ(gemma->config.n_ctx_train, 32768U);
+  const std::unique_ptr<Model> lfm = Make(OrDie(FindSyntheticShape("LFM2-1.2B")));
+  EXPECT_EQ(KindsOf(*lfm), "ssassassasasasas");
+  EXPECT_EQ(lfm->config.n_convolution_taps, 3U);
+  const std::unique_ptr<Model> smol = Make(OrDie(FindSyntheticShape("SmolLM3-3B")));
+  EXPECT_EQ(KindsOf(*smol), "aaaa-aaaa-aaaa-aaaa-aaaa-aaaa-aaaa-aaaa-aaaa-");
+  EXPECT_TRUE(smol->config.is_uniform());
+}
+
+// A state of a delta net forgets, and a convolution does not grow.
+TEST(SyntheticModel, WhatIsNoMatrixIsSoundToo) {
+  const std::unique_ptr<Model> model = Make(OrDie(FindSyntheticShape("Qwen3.5-0.8B")), 4);
+  const auto first = [&model](const char* name) {
+    float value = 0.0F;
+    const GgufTensor& tensor = *model->file->FindTensor(name);
+    EXPECT_TRUE(model->file->Read(tensor, 0, std::as_writable_bytes(std::span(&value, 1))).ok());
+    return value;
+  };
+  EXPECT_EQ(first("blk.0.ssm_a"), -1.0F);
+  EXPECT_EQ(first("blk.0.ssm_dt.bias"), -3.0F);
+  EXPECT_EQ(first("blk.0.ssm_conv1d.weight"), 0.5F);
+  EXPECT_EQ(first("blk.0.ssm_norm.weight"), 1.0F);
 }
 
 TEST(SyntheticModel, HasAsManyLayersAsFit) {
@@ -145,6 +199,15 @@ TEST(SyntheticModel, HasAsManyLayersAsFit) {
   EXPECT_EQ(LayersThatFit(shape, whole_bytes / 3 * 4 - 4), 31U);
   EXPECT_EQ(LayersThatFit(shape, 4'000'000'000), 19U);
   EXPECT_EQ(LayersThatFit(shape, 0), 2U);
+}
+
+// As many of each kind as the whole model has, for one that is not.
+TEST(SyntheticModel, PartsAreOfWholePeriods) {
+  const SyntheticShape shape = OrDie(FindSyntheticShape("Qwen3.5-0.8B"));
+  EXPECT_EQ(LayersThatFit(shape, 24'000'000'000), 24U);
+  EXPECT_EQ(LayersThatFit(shape, SyntheticModelBytes(shape, 23) / 3 * 4 + 4), 20U);
+  EXPECT_EQ(LayersThatFit(shape, 0), 8U);
+  EXPECT_EQ(LayersThatFit(OrDie(FindSyntheticShape("LFM2-1.2B")), 0), 16U);
 }
 
 }  // namespace
