@@ -102,7 +102,7 @@ std::string_view NameOf(const Operation& operation) {
           [](const DeltaRuleArgs&) { return "delta_rule"; },
           [](const GatedNormArgs&) { return "gated_norm"; },
           [](const RopeAndStoreOp&) { return "rope_and_store"; },
-          [](const AttendOp&) { return "attend"; },
+          [](const AttendOp& a) { return a.args.window_tokens == 0 ? "attend" : "attend_window"; },
           [](const FinishAttentionOp&) { return "finish_attention"; },
           [](const RopeAndEncodeOp&) { return "rope_and_encode"; },
           [](const AttendSlotsOp&) { return "attend_slots"; },

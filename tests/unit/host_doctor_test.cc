@@ -70,32 +70,15 @@ TEST(HostDoctor, AWrongOperationIsCaughtByTheTestsThatNameIt) {
   const auto checks = HostChecks();
   std::set<std::string> operations;
   for (const HostCheck& check : checks) operations.merge(OperationsOf(check.name));
-  EXPECT_EQ(operations, (std::set<std::string>{"accumulate_gram",
-                                               "attend",
-                                               "attend_slots",
-                                               "attention_mass",
-                                               "choose_experts",
-                                               "copy",
-                                               "decode_records",
-                                               "delta_rule",
-                                               "embed",
-                                               "encode_records",
-                                               "expert_matmul",
-                                               "finish_attention",
-                                               "gated_norm",
-                                               "gather_rows",
-                                               "geglu",
-                                               "matmul",
-                                               "matvec",
-                                               "project_keys",
-                                               "rms_norm",
-                                               "rope_and_encode",
-                                               "rope_and_store",
-                                               "score_and_select",
-                                               "short_convolution",
-                                               "sigmoid_gate",
-                                               "sum_weights",
-                                               "swiglu"}));
+  EXPECT_EQ(
+      operations,
+      (std::set<std::string>{
+          "accumulate_gram", "attend",         "attend_slots",     "attend_window",     "attention_mass",
+          "choose_experts",  "copy",           "decode_records",   "delta_rule",        "embed",
+          "encode_records",  "expert_matmul",  "finish_attention", "gated_norm",        "gather_rows",
+          "geglu",           "matmul",         "matvec",           "project_keys",      "rms_norm",
+          "rope_and_encode", "rope_and_store", "score_and_select", "short_convolution", "sigmoid_gate",
+          "sum_weights",     "swiglu"}));
   for (const std::string& operation : operations) {
     const auto exact = Open(true, operation);
     const auto rounded = Open(false, operation);

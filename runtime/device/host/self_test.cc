@@ -72,10 +72,11 @@ void AddMatMuls(Checks& checks) {
 }
 
 void AddAttend(Checks& checks, const AttentionCase& c) {
-  const std::string name = fmt::format("attend ({}, head size {}, {} head{} of a KV head, {}",
-                                       TypeName(c.type), c.head_dim, c.group, c.group == 1 ? "" : "s",
-                                       c.n_tokens > 1 ? fmt::format("prefill of {}", c.n_tokens) : "decode") +
-                           (c.window_tokens > 0 ? ", window" : "") + (c.score_cap > 0.0F ? ", cap" : "");
+  const std::string name = fmt::format("{} ({}, head size {}, {} head{} of a KV head, {}{}",
+                                       c.window_tokens > 0 ? "attend_window" : "attend", TypeName(c.type),
+                                       c.head_dim, c.group, c.group == 1 ? "" : "s",
+                                       c.n_tokens > 1 ? fmt::format("prefill of {}", c.n_tokens) : "decode",
+                                       c.score_cap > 0.0F ? ", cap" : "");
   Add(checks, name + ")", [c](HostDevice& device) { return CheckAttention(device, c, false); });
   if (c.n_tokens == 1) return;  // nothing is rounded then
   Add(

@@ -142,7 +142,7 @@ Status VulkanCommandList::Record(const Dispatch& dispatch) {
                         static_cast<uint32_t>(dispatch.params.size()), dispatch.params.data());
   vk.vkCmdDispatch(commands_, groups[0], groups[1], groups[2]);
 
-  NoteTime(variant);
+  NoteTime(variant + std::string(dispatch.note));
   return Status::Ok();
 }
 

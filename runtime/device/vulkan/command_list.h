@@ -35,6 +35,7 @@ struct Dispatch {
   std::span<const Binding> storage;
   const VulkanBuffer* step = nullptr;  // the uniform buffer after the storage buffers, if the kernel has one
   std::span<const std::byte> params;   // push constants
+  std::string_view note = {};          // in profiles, after the variant's name
 };
 
 // `params` as push constants; it must outlive them.

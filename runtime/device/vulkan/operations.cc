@@ -172,7 +172,8 @@ Status VulkanCommandList::Launch(const AttendOp& op) {
     KVRUN_RETURN_IF_ERROR(Record({.kernel = choice.kernel,
                                   .storage = storage,
                                   .step = &AsVulkan(*args.step),
-                                  .params = ParamBytes(params)}));
+                                  .params = ParamBytes(params),
+                                  .note = args.window_tokens == 0 ? "" : "_window"}));
   }
   if (!keeps_parts) return Status::Ok();
   const uint32_t n_rows = args.n_tokens * args.n_heads;
