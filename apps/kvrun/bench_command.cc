@@ -148,6 +148,23 @@ std::string OperationTable(const Json& result) {
   return text;
 }
 
+// By what operations are for, beside what reading and writing what they need takes by itself. Empty without
+// --profile.
+std::string WorkTable(const Json& result, const char* key, const std::string& of_what) {
+  const Json work = result.value(key, Json::array());
+  if (work.empty()) return "";
+  std::string text = fmt::format("\n{:<20}  {:>10}  {:>10}  {:>10}  {:>8}  {}\n", "kind of work", "ms", "MB",
+                                 "bound ms", "times", of_what);
+  for (const Json& kind : work) {
+    const double bound = kind["bound_ms"].is_number() ? kind.value("bound_ms", 0.0) : 0.0;
+    text += fmt::format("{:<20}  {:>10}  {:>10}  {:>10}  {:>8}\n", kind.value("name", ""),
+                        Cell(kind, "ms", "{:.3f}"), Cell(kind, "bytes", "{:.2f}", 1e-6),
+                        Cell(kind, "bound_ms", "{:.3f}"),
+                        bound > 0.0 ? fmt::format("{:.2f}", kind.value("ms", 0.0) / bound) : "-");
+  }
+  return text;
+}
+
 // Decoding reads all weights for each step: how near that is to what memory allows.
 std::string WeightsLine(const Json& result) {
   const Json weights = result.value("weights", Json());
@@ -194,7 +211,11 @@ std::string Table(const Json& results) {
                         io.value("bytes", 0.0) / 1024 / std::max(reads, 1.0), reads / std::max(fetches, 1.0));
   }
   for (const Json& result : results) text += WeightsLine(result);
-  for (const Json& result : results) text += OperationTable(result);
+  for (const Json& result : results) {
+    text += OperationTable(result);
+    text += WorkTable(result, "step_work", "of a step, depth " + Cell(result, "depth", "{:.0f}"));
+    text += WorkTable(result, "prompt_work", "of a prompt");
+  }
   return text;
 }
 
@@ -289,7 +310,8 @@ Command AddBenchCommand(CLI::App* program) {
       {"amx", "avx512", "avx2-vnni", "avx2", "sse4", "neon-i8mm", "neon-dot", "neon"},
       "compute on the CPU itself with this instruction set, though it may have a better one (default: the "
       "best)");
-  set->Flag("--profile", &options->shared.profile, "time each operation of decoding on the device");
+  set->Flag("--profile", &options->shared.profile,
+            "time each operation on the device, and each kind of work beside what memory allows");
   set->Flag("--validation", &options->shared.validation, "enable the Vulkan validation layer");
   AddSessionOptions(set.get(), &options->shared, KvComparisons::kShown);
   AddReportOptions(set.get(), &options->shared);

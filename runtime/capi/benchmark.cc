@@ -41,15 +41,29 @@ Json ReadsInfo(const kvrun::RepeatedReads& reads) {
           {"mbps", reads.milliseconds > 0.0 ? Json(bytes / 1e3 / reads.milliseconds) : Json()}};
 }
 
-Json OperationsInfo(const kvrun::BenchmarkResult& result) {
+Json OperationsInfo(const std::vector<kvrun::OperationTime>& times, uint64_t of_tokens) {
   Json operations = Json::array();
-  for (const kvrun::OperationTime& time : result.operations) {
-    const auto n_tokens = static_cast<double>(std::max<uint64_t>(result.decode_tokens, 1));
+  for (const kvrun::OperationTime& time : times) {
+    const auto n_tokens = static_cast<double>(std::max<uint64_t>(of_tokens, 1));
     operations.push_back({{"name", time.name},
                           {"per_token", static_cast<double>(time.count) / n_tokens},
                           {"ms_per_token", time.milliseconds / n_tokens}});
   }
   return operations;
+}
+
+// Of a decode step or of a prompt. bound_ms: what reading `bytes` takes at the rate of the device.
+Json WorkInfo(const std::vector<kvrun::WorkTime>& work, double stream_per_s) {
+  Json kinds = Json::array();
+  for (const kvrun::WorkTime& time : work) {
+    const bool has_bound = time.bytes > 0 && stream_per_s > 0.0;
+    kinds.push_back(
+        {{"name", kvrun::WorkKindName(time.kind)},
+         {"ms", time.milliseconds},
+         {"bytes", time.bytes > 0 ? Json(time.bytes) : Json()},
+         {"bound_ms", has_bound ? Json(1e3 * static_cast<double>(time.bytes) / stream_per_s) : Json()}});
+  }
+  return kinds;
 }
 
 Json WholeModelInfo(const kvrun::WholeModelRates& whole) {
@@ -61,7 +75,7 @@ Json WholeModelInfo(const kvrun::WholeModelRates& whole) {
 }
 
 // n_layers_model: of the model that these are rates of a part of, or of all.
-Json ResultInfo(const kvrun::BenchmarkResult& result, uint32_t n_layers_model) {
+Json ResultInfo(const kvrun::BenchmarkResult& result, uint32_t n_prompt, uint32_t n_layers_model) {
   Json kv;
   if (result.report) kv = kvrun::capi::KvReportInfo(*result.report, result.decode_tokens, false);
   const auto of_kv = [&kv](const char* key) { return kv.is_object() ? kv.value(key, Json()) : Json(); };
@@ -77,7 +91,10 @@ Json ResultInfo(const kvrun::BenchmarkResult& result, uint32_t n_layers_model) {
                {"stall_ms_per_token", of_kv("stall_ms_per_token")},
                {"kv", kv},
                {"memory", kvrun::capi::MemoryInfo(result.memory)},
-               {"operations", OperationsInfo(result)},
+               {"operations", OperationsInfo(result.operations, result.decode_tokens)},
+               {"prompt_operations", OperationsInfo(result.prompt_operations, n_prompt)},
+               {"step_work", WorkInfo(result.step_work, result.stream_per_s)},
+               {"prompt_work", WorkInfo(result.prompt_work, result.stream_per_s)},
                {"notes", result.notes}};
   if (!result.part_note.empty()) info["part_note"] = result.part_note;
   if (result.whole) info["whole_model"] = WholeModelInfo(*result.whole);
@@ -176,7 +193,8 @@ kvrun_status kvrun_bench_json(kvrun_engine* engine, const kvrun_bench_options* o
     const kvrun::Model& model = engine->engine->model();
     const uint32_t n_layers_model = std::max(model.n_layers_whole, model.config.n_layers);
     Json info = Json::array();
-    for (const kvrun::BenchmarkResult& result : results) info.push_back(ResultInfo(result, n_layers_model));
+    for (const kvrun::BenchmarkResult& result : results)
+      info.push_back(ResultInfo(result, benchmark.n_prompt, n_layers_model));
     return kvrun::capi::CopyOut(info, json);
   });
 }

@@ -1,6 +1,7 @@
 // Benchmarks on a real device: what they measure is there, and is what was asked for.
 #include <gtest/gtest.h>
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -68,6 +69,22 @@ void ExpectRuns(const Json& result, const char* rate, size_t n_runs) {
   } else {
     EXPECT_NEAR(result[rate].get<double>(), (runs[0].get<double>() + runs[1].get<double>()) / 2, 1e-3);
   }
+}
+
+// Of a model with delta nets: each kind of work has taken time, and states are read and written.
+void ExpectWork(const Json& work, uint32_t n_layers) {
+  std::map<std::string, Json> kinds;
+  for (const Json& kind : work) kinds[kind["name"]] = kind;
+  for (const char* name : {"products", "delta rule", "convolution", "attention"}) {
+    ASSERT_TRUE(kinds.contains(name)) << name << work;
+    EXPECT_GT(kinds[name]["ms"].get<double>(), 0.0) << name;
+    EXPECT_GT(kinds[name]["bytes"].get<double>(), 0.0) << name;
+    EXPECT_GT(kinds[name]["bound_ms"].get<double>(), 0.0) << name;
+  }
+  const uint64_t n_delta_nets = n_layers - n_layers / 4;
+  EXPECT_EQ(kinds["delta rule"]["bytes"], 2 * n_delta_nets * 4 * 32 * 32 * sizeof(float));
+  ASSERT_TRUE(kinds.contains("other"));
+  EXPECT_TRUE(kinds["other"]["bound_ms"].is_null());
 }
 
 TEST_F(Bench, FullHasRatesAndMemory) {
@@ -172,6 +189,35 @@ TEST_F(Bench, OfAPartOfAModelTheWholeIsToldToo) {
   const std::string budget = "--kv-method kvswap --kv-budget 2000000";
   const std::string note = Run(budget)[0]["part_note"];
   EXPECT_NE(note.find("of a budget 3 times as large"), std::string::npos) << note;
+}
+
+// Three delta nets and a layer that attends, again and again.
+TEST_F(Bench, LayersOfSeveralKindsAreMeasuredAndScaledByWholePeriods) {
+  SyntheticShape shape = TinyShape(12);
+  shape.architecture = "qwen35";
+  shape.kinds = "ddda";
+  shape.delta_net = {.n_key_heads = 2, .n_value_heads = 4, .head_dim = 32, .n_taps = 4};
+  for (const uint32_t n_layers : {8U, 6U}) {
+    TearDown();
+    engine_ = nullptr;
+    model_.model = OrDie(MakeSyntheticModel(shape, n_layers));
+    kvrun_engine_options engine_options = EngineOptionsHere();
+    engine_options.profile = 1;
+    ASSERT_EQ(kvrun_engine_create(&model_, &engine_options, &engine_), KVRUN_OK) << LastError();
+    options_.n_prompt = 40;
+    for (const bool random : {false, true}) {
+      options_.fill_random = random ? 1 : 0;
+      for (const char* kv : {"", kKvSwap}) {
+        for (const Json& result : Run(kv)) {
+          EXPECT_EQ(result.contains("whole_model"), n_layers == 8) << kv;
+          EXPECT_EQ(result.contains("part_note"), n_layers == 6) << kv;
+          ExpectRuns(result, "decode_tps", 2);
+          ExpectWork(result["step_work"], n_layers);
+          ExpectWork(result["prompt_work"], n_layers);
+        }
+      }
+    }
+  }
 }
 
 TEST(BenchTimes, OnlyLayersAreScaled) {

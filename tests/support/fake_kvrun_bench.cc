@@ -91,6 +91,11 @@ kvrun_status kvrun_bench_json(kvrun_engine* engine, const kvrun_bench_options* o
       result["io"] = {{"reads", 100}, {"bytes", 409600}, {"fetches", 10}, {"mbps", 700.25}};
       result["weights"] = {{"step_bytes", 1000000}, {"mbps", 40000.0}, {"stream_mbps", 50000.0}};
     }
+    if (engine->profile) {
+      result["step_work"] = {{{"name", "products"}, {"ms", 8.0}, {"bytes", 5000000}, {"bound_ms", 4.0}},
+                             {{"name", "other"}, {"ms", 1.5}, {"bytes", nullptr}, {"bound_ms", nullptr}}};
+      result["prompt_work"] = {{{"name", "delta rule"}, {"ms", 3.0}, {"bytes", 20000}, {"bound_ms", 0.25}}};
+    }
     results.push_back(result);
   }
   return kvrun::fake::HandOut(results.dump(), json);

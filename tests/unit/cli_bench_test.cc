@@ -111,6 +111,18 @@ TEST(CliBench, ATableForPeople) {
   EXPECT_PRED2(Contains, Bench({"-m", "toy"}).out, "       -        -          -          -\n");
 }
 
+TEST(CliBench, KindsOfWorkStandBesideTheirBounds) {
+  const std::string out = Bench({"-m", "toy", "--profile", "-d", "9"}).out;
+  EXPECT_PRED2(Contains, out,
+               "kind of work                  ms          MB    bound ms     times  of a step, depth 9\n"
+               "products                   8.000        5.00       4.000      2.00\n"
+               "other                      1.500           -           -         -\n");
+  EXPECT_PRED2(Contains, out,
+               "kind of work                  ms          MB    bound ms     times  of a prompt\n"
+               "delta rule                 3.000        0.02       0.250     12.00\n");
+  EXPECT_FALSE(Contains(Bench({"-m", "toy"}).out, "kind of work"));
+}
+
 TEST(CliBench, APartOfAModelSaysSoAndHasTheWholeBesideIt) {
   const ProgramResult result = Bench({"--shape", "Toy-8B", "-d", "0,9"});
   EXPECT_EQ(result.exit_code, 0) << result.err;

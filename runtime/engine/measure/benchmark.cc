@@ -9,6 +9,7 @@
 
 #include "platform/base/random.h"
 #include "runtime/engine/measure/random_kv.h"
+#include "runtime/engine/pass/step_commands.h"
 #include "runtime/engine/resident/resident_pass.h"
 #include "runtime/engine/session/session.h"
 #include "runtime/engine/session/session_kv.h"
@@ -66,7 +67,36 @@ std::unique_ptr<Model> FirstLayers(const Model& model, uint32_t n_layers) {
   return part;
 }
 
-std::string NoteOfOneLayer(const Model& model) {
+// Layers after which the model's kinds begin again.
+uint32_t PeriodOf(const ModelConfig& config) {
+  const auto repeats_after = [&config](uint32_t period) {
+    for (uint32_t i = period; i < config.n_layers; ++i) {
+      if (config.layers[i].kind != config.layers[i - period].kind) return false;
+    }
+    return true;
+  };
+  uint32_t period = 1;
+  while (!repeats_after(period)) ++period;
+  return period;
+}
+
+// Of a part of a model: about half of its layers, with the same share of each kind. 0: there are none.
+uint32_t LayersToCompare(const Model& model) {
+  const uint32_t n_layers = model.config.n_layers;
+  const uint32_t period = PeriodOf(model.config);
+  if (model.n_layers_whole <= n_layers || n_layers % period != 0) return 0;
+  return n_layers / period / 2 * period;
+}
+
+std::string NoteOfFewLayers(const Model& model) {
+  const uint32_t n_layers = model.config.n_layers;
+  if (n_layers > 1) {
+    return fmt::format(
+        "layers of several kinds take turns, and {} are not twice or more what they take turns in: their "
+        "time "
+        "is not scaled to all {} layers",
+        n_layers, model.n_layers_whole);
+  }
   return fmt::format(
       "the time of 1 layer cannot be told from that of the rest of the model, so it is not scaled to all {} "
       "layers: time 2 layers or more",
@@ -81,6 +111,11 @@ std::string NoteOfBudget(const Model& model) {
       n_layers, model.n_layers_whole, static_cast<double>(model.n_layers_whole) / n_layers);
 }
 
+// Of windows, and of KV in memory.
+uint32_t ElementBytesOf(const KvPlan& plan) {
+  return KvElementBytes(IsPlainResident(plan) ? plan.record.k_type : KvType::kF16);
+}
+
 class Benchmark {
  public:
   Benchmark(const Model& model, std::shared_ptr<const DeviceWeights> weights, Device& device,
@@ -92,8 +127,7 @@ class Benchmark {
         progress_(progress),
         layer_time_(model, weights_, device),
         random_(1) {
-    const uint32_t n_layers = model.config.n_layers;
-    if (model.n_layers_whole > n_layers && n_layers > 1) half_ = FirstLayers(model, n_layers / 2);
+    if (const uint32_t n_few = LayersToCompare(model); n_few > 0) half_ = FirstLayers(model, n_few);
     total_ = TokensToCompute();
   }
 
@@ -103,7 +137,7 @@ class Benchmark {
   struct Pass {
     std::unique_ptr<ForwardPass> forward;
     ResidentForwardPass* resident = nullptr;  // null: the KV is kept in records
-    uint32_t n_layers = 0;
+    uint32_t n_kv_layers = 0;
     KvPlan plan;
   };
 
@@ -127,7 +161,11 @@ class Benchmark {
   Status Fill(Pass& pass, uint32_t depth);
   Status DecodeStep(ForwardPass& pass, uint32_t position);
   Status MeasureDecode(uint32_t depth, BenchmarkResult* result);
-  Result<WeightReads> MeasureWeightReads(std::vector<double> decode_tps);
+  // In the same run, as other programs on the machine read too.
+  Result<double> MeasureStream();
+  WeightReads WeightReadsOf(std::vector<double> decode_tps, double stream_per_s) const;
+  void TellPromptWork(const KvPlan& plan, BenchmarkResult* result) const;
+  void TellStepWork(const KvPlan& plan, BenchmarkResult* result) const;
   TokenId RandomId() { return static_cast<TokenId>(random_.Below(model_.config.n_vocab)); }
 
   const Model& model_;
@@ -190,7 +228,7 @@ Result<Benchmark::Pass> Benchmark::MakeHalf(const KvPlan& plan) const {
 
 Result<Benchmark::Pass> Benchmark::MakePassOf(const Model& model, OffloadedPassOptions offloaded) const {
   Pass pass;
-  pass.n_layers = model.config.n_layers;
+  pass.n_kv_layers = model.config.n_kv_layers();
   pass.plan = offloaded.plan;
   if (IsPlainResident(pass.plan)) {
     KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<ResidentForwardPass> resident,
@@ -209,7 +247,7 @@ Result<Benchmark::Pass> Benchmark::MakePassOf(const Model& model, OffloadedPassO
 void Benchmark::AddNotes(const Pass& pass, BenchmarkResult* result) const {
   result->notes = pass.plan.notes.All();
   if (model_.n_layers_whole == 0) return;
-  if (half_ == nullptr) result->part_note = NoteOfOneLayer(model_);
+  if (half_ == nullptr) result->part_note = NoteOfFewLayers(model_);
   if (half_ != nullptr && options_.kv.kv.budget_bytes) result->part_note = NoteOfBudget(model_);
 }
 
@@ -246,6 +284,8 @@ Status Benchmark::MeasurePrefill(uint32_t depth, BenchmarkResult* result) {
     KVRUN_ASSIGN_OR_RETURN(pass, MakePass(depth));
     AddNotes(*pass, result);
     KVRUN_ASSIGN_OR_RETURN(const double all_s, SecondsOfPrefill(*pass));
+    result->prompt_operations = device_.TakeOperationTimes();
+    TellPromptWork(pass->plan, result);
     result->memory = device_.MemoryInUse();
     if (!counts) continue;
     result->prefill_tps.push_back(options_.n_prompt / all_s);
@@ -254,6 +294,7 @@ Status Benchmark::MeasurePrefill(uint32_t depth, BenchmarkResult* result) {
     pass.reset();
     KVRUN_ASSIGN_OR_RETURN(Pass half, MakeHalf(plan));
     KVRUN_ASSIGN_OR_RETURN(const double half_s, SecondsOfPrefill(half));
+    device_.TakeOperationTimes();
     result->whole->prefill_tps.push_back(options_.n_prompt / SecondsOfWhole(half_s, all_s));
   }
   is_warm_ = true;
@@ -269,12 +310,12 @@ Status Benchmark::Fill(Pass& pass, uint32_t depth) {
   }
   if (pass.resident != nullptr) {
     std::vector<Buffer*> layers;
-    for (uint32_t i = 0; i < pass.n_layers; ++i) layers.push_back(pass.resident->kv(i));
+    for (uint32_t i = 0; i < pass.n_kv_layers; ++i) layers.push_back(pass.resident->kv(i));
     return FillRandomly(device_, pass.resident->kv_shape(), layers, depth);
   }
   RecordCache& cache = *pass.forward->record_cache();
   for (uint32_t i = 0; i < options_.n_sequences; ++i) {
-    KVRUN_RETURN_IF_ERROR(FillRandomly(cache, pass.n_layers, i, depth));
+    KVRUN_RETURN_IF_ERROR(FillRandomly(cache, pass.n_kv_layers, i, depth));
   }
   cache.ReplaySelection(options_.hit_rate);
   return Status::Ok();
@@ -334,14 +375,27 @@ Status Benchmark::MeasureDecode(uint32_t depth, BenchmarkResult* result) {
   if (options_.io_only) {
     KVRUN_ASSIGN_OR_RETURN(result->io, pass.forward->record_cache()->RepeatReads());
   }
-  if (options_.weight_reads) {
-    KVRUN_ASSIGN_OR_RETURN(result->weights, MeasureWeightReads(result->decode_tps));
-  }
+  TellStepWork(pass.plan, result);
   return Status::Ok();
 }
 
-// In the same run, as other programs on the machine read too.
-Result<WeightReads> Benchmark::MeasureWeightReads(std::vector<double> decode_tps) {
+void Benchmark::TellPromptWork(const KvPlan& plan, BenchmarkResult* result) const {
+  const std::vector<uint64_t> bytes =
+      BytesOfPrompt(model_.config, *weights_, options_.n_prompt, kChunkRows, ElementBytesOf(plan));
+  result->prompt_work = TimesByKind(result->prompt_operations, 1, bytes);
+}
+
+void Benchmark::TellStepWork(const KvPlan& plan, BenchmarkResult* result) const {
+  if (result->operations.empty()) return;
+  const std::vector<uint64_t> bytes = BytesOfStep(model_.config, *weights_,
+                                                  {.n_sequences = options_.n_sequences,
+                                                   .depth = result->depth + options_.n_decode / 2,
+                                                   .kv_element_bytes = ElementBytesOf(plan),
+                                                   .report = result->report ? &*result->report : nullptr});
+  result->step_work = TimesByKind(result->operations, options_.n_decode, bytes);
+}
+
+Result<double> Benchmark::MeasureStream() {
   constexpr uint32_t kGroups = 1024;
   constexpr uint64_t kStepBytes = uint64_t{kGroups} * 64 * 16;
   constexpr uint32_t kStepsAtOnce = 8;  // of the kernel
@@ -362,11 +416,16 @@ Result<WeightReads> Benchmark::MeasureWeightReads(std::vector<double> decode_tps
     least_s = std::min(least_s, SecondsSince(begin));
   }
   device_.TakeOperationTimes();
+  return static_cast<double>(n_steps * kStepBytes) / least_s;
+}
+
+WeightReads Benchmark::WeightReadsOf(std::vector<double> decode_tps, double stream_per_s) const {
+  const uint64_t step_bytes = weights_->StepBytes(model_.config.experts);
   const auto middle = decode_tps.begin() + static_cast<ptrdiff_t>(decode_tps.size() / 2);
   std::nth_element(decode_tps.begin(), middle, decode_tps.end());
   return WeightReads{.step_bytes = step_bytes,
                      .bytes_per_s = static_cast<double>(step_bytes) * *middle / options_.n_sequences,
-                     .stream_per_s = static_cast<double>(n_steps * kStepBytes) / least_s};
+                     .stream_per_s = stream_per_s};
 }
 
 Result<BenchmarkResult> Benchmark::Run(uint32_t depth) {
@@ -376,6 +435,10 @@ Result<BenchmarkResult> Benchmark::Run(uint32_t depth) {
   if (half_ != nullptr) result.whole = WholeModelRates{model_.n_layers_whole, {}, {}};
   KVRUN_RETURN_IF_ERROR(MeasurePrefill(depth, &result));
   KVRUN_RETURN_IF_ERROR(MeasureDecode(depth, &result));
+  const bool tells_weights = options_.weight_reads && !result.decode_tps.empty();
+  if (!tells_weights && result.operations.empty() && result.prompt_operations.empty()) return result;
+  KVRUN_ASSIGN_OR_RETURN(result.stream_per_s, MeasureStream());
+  if (tells_weights) result.weights = WeightReadsOf(result.decode_tps, result.stream_per_s);
   return result;
 }
 

@@ -11,6 +11,7 @@
 
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
+#include "runtime/engine/measure/work_kinds.h"
 #include "runtime/engine/pass/forward_pass.h"
 #include "runtime/kv/plan/kv_report.h"
 #include "runtime/kv/planner/kv_options.h"
@@ -62,6 +63,10 @@ struct BenchmarkResult {
   std::vector<Device::MemoryPart> memory;  // during the last run
   std::vector<OperationTime> operations;   // of the report's run; empty without profiling
   std::vector<std::vector<OperationTime>> operations_of_runs;  // of each run that decoded
+  std::vector<OperationTime> prompt_operations;                // of the last run that prefilled
+  std::vector<WorkTime> step_work;                             // of a decode step, by `operations`
+  std::vector<WorkTime> prompt_work;                           // of a prompt, by `prompt_operations`
+  double stream_per_s = 0.0;  // bytes that the device reads: WeightReads; also where operations were timed
   std::optional<RepeatedReads> io;
   std::vector<std::string> notes;      // of the KV plan, for people
   std::string part_note;               // for people, of a part of a model; may be empty

@@ -698,14 +698,15 @@ KVRUN_API kvrun_status kvrun_measure_reuse(kvrun_engine* engine, const kvrun_reu
 /* ---- Benchmarks -------------------------------------------------------------------------------------- */
 
 /* As n_layers of kvrun_model_make: all where their weights take at most three quarters of the memory that is
- * available, else as many as do, but at least 2. */
+ * available, else as many as do, but at least 2; where kinds of layers take turns, that of whole turns. */
 #define KVRUN_LAYERS_THAT_FIT UINT32_MAX
 
 /* Makes a model of a named shape with random weights: SmolLM2-135M, Llama-3.2-1B, Llama-3.2-3B, Llama-3.1-8B,
- * Qwen3-0.6B, Qwen3-4B, Qwen3-8B. n_layers 0 means all the layers of the shape; more than it has are refused.
- * With fewer, a benchmark also tells the whole model's rates (kvrun_bench_json). Weights are made when an
- * engine loads them: the model alone, such as for kvrun_kv_plan_json, takes neither memory nor a file. There
- * is no tokenizer. kvrun_shape_names returns the names, a list that ends in NULL. */
+ * Qwen3-0.6B, Qwen3-4B, Qwen3-8B, Qwen3.5-0.8B, Gemma-3-1B, LFM2-1.2B, SmolLM3-3B. n_layers 0 means all the
+ * layers of the shape; more than it has are refused. With fewer, a benchmark also tells the whole model's
+ * rates (kvrun_bench_json). Weights are made when an engine loads them: the model alone, such as for
+ * kvrun_kv_plan_json, takes neither memory nor a file. There is no tokenizer. kvrun_shape_names returns the
+ * names, a list that ends in NULL. */
 KVRUN_API kvrun_status kvrun_model_make(const char* shape, uint32_t n_layers, kvrun_model** model);
 KVRUN_API const char* const* kvrun_shape_names(void);
 
@@ -732,7 +733,11 @@ KVRUN_API void kvrun_bench_options_init(kvrun_bench_options* options);
  * only a part of it), prefill_tps and decode_tps (medians, null if nothing was measured), prefill_tps_runs
  * and decode_tps_runs [..], hit_rate, io_hidden, stall_ms_per_token, kv and memory (as in
  * kvrun_session_stats_json, of the last run), notes [..] (as in kvrun_kv_plan_json), with the engine's
- * profile operations [{name, per_token, ms_per_token}] of the last run that decoded, and with io_only io
+ * profile operations [{name, per_token, ms_per_token}] of the last run that decoded, prompt_operations
+ * likewise of the last prompt, and step_work and prompt_work [{name, ms, bytes, bound_ms}]: what a decode
+ * step and a prompt take by kind of work ("products", "delta rule", "convolution", "windowed attention",
+ * "attention", "selection", ..), the bytes of weights, states and KV that it has to move (null: unknown, or
+ * activations alone), and what these take at stream_mbps below; and with io_only io
  * {reads, bytes, fetches (a layer's reads; the next layer's begin when they are done), mbps (10^6
  * bytes/s of the time it took)}. If decoding was measured: weights {step_bytes (the weights that a step
  * multiplies with), mbps (their rate, at the median speed), stream_mbps (what the device reaches in the same
