@@ -16,6 +16,7 @@
 #include "runtime/include/kvrun/kvrun.h"
 #include "runtime/kv/plan/kv_method.h"
 #include "tests/support/allocation_counter.h"
+#include "tests/support/architecture_fixture.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/small_models.h"
 #include "tests/support/tiny_model_file.h"
@@ -113,7 +114,14 @@ class DecodeCost : public ::testing::Test {
  protected:
   void SetUp() override {
     if (SharedDevice() == nullptr) GTEST_SKIP() << "no device";
-    const std::string path = WriteModel(folder_, "tiny.gguf", ModelOfLongTokens().Build());
+    Open(WriteModel(folder_, "tiny.gguf", ModelOfLongTokens().Build()));
+  }
+  void TearDown() override {
+    kvrun_engine_destroy(engine_);
+    kvrun_model_close(model_);
+  }
+
+  void Open(const std::string& path) {
     ASSERT_EQ(kvrun_model_open(path.c_str(), &model_), KVRUN_OK) << kvrun_last_error();
     kvrun_engine_options options = EngineOptionsHere();
     // Vulkan's calls are counted; the CPU itself has none.
@@ -124,9 +132,12 @@ class DecodeCost : public ::testing::Test {
     ASSERT_EQ(device == nullptr, is_host_);
     if (device != nullptr) VulkanCalls::Count(device->vulkan());
   }
-  void TearDown() override {
-    kvrun_engine_destroy(engine_);
-    kvrun_model_close(model_);
+  // In place of the model that is open.
+  void Reopen(const std::string& path) {
+    TearDown();
+    engine_ = nullptr;
+    model_ = nullptr;
+    Open(path);
   }
 
   // Feeds prompts of different lengths and generates; answers the statistics of decoding.
@@ -168,10 +179,15 @@ class DecodeCost : public ::testing::Test {
   }
 
   static void ExpectNothing(const std::string& name, const Counted& counted) {
-    EXPECT_EQ(counted.tokens, kTokens + 5) << name;
+    ExpectAllocations(0, name, counted);
     EXPECT_GT(counted.text_bytes, counted.tokens * 20) << name;
-    EXPECT_EQ(counted.own_allocations, 0U) << name;
-    for (const std::string& stack : counted.stacks) ADD_FAILURE() << name << ", allocated at" << stack;
+  }
+  // At most so many in all counted tokens.
+  static void ExpectAllocations(uint64_t n_most, const std::string& name, const Counted& counted) {
+    EXPECT_EQ(counted.tokens, kTokens + 5) << name;
+    EXPECT_LE(counted.own_allocations, n_most) << name;
+    for (size_t i = n_most; i < counted.stacks.size(); ++i)
+      ADD_FAILURE() << name << ", allocated at" << counted.stacks[i];
     EXPECT_EQ(counted.pipelines, 0U) << name;
     EXPECT_EQ(counted.waits, 0U) << name;
   }
@@ -268,6 +284,32 @@ TEST_F(DecodeCost, ATokenOfAllOtherMethodsCostsNothingButItself) {
     Generate({kv}, 1, 0.0F, &counted);
     ExpectNothing(kv.value, counted);
   }
+}
+
+// Windows, delta nets and convolutions, by themselves, beside layers that select half of a text, and within a
+// budget. What such a model has read is remembered, in a list that has to grow once here.
+TEST_F(DecodeCost, ATokenOfLayersWithStatesCostsNothingButItself) {
+  const std::vector<kvrun_option> all = {{"method", "full"}};
+  const std::vector<kvrun_option> half = {{"method", "kvswap"}, {"select", "60"}, {"window", "6"}};
+  const std::vector<kvrun_option> in_budget = {{"method", "kvswap"}, {"budget", "1/2"}};
+  uint32_t n_models = 0;
+  for (const ArchitectureCase& model : ArchitectureCases()) {
+    Reopen(model.model);
+    if (engine_->engine->model().config.is_uniform()) continue;
+    ++n_models;
+    for (const auto* kv : {&all, &half, &in_budget}) {
+      Counted counted;
+      const nlohmann::json stats = Generate(*kv, 1, 0.0F, &counted);
+      ExpectAllocations(1, model.model + ", " + kv->back().name, counted);
+      if (kv == &half) {
+        EXPECT_LE(stats["kv"]["entries_per_layer"].at("most"), 60) << model.model;
+      }
+      if (kv == &in_budget) {
+        EXPECT_LE(stats["memory"].at("kv"), stats["kv"].at("budget_bytes")) << model.model;
+      }
+    }
+  }
+  if (n_models == 0) GTEST_SKIP() << "the models are not here";
 }
 
 }  // namespace
