@@ -99,7 +99,8 @@ AttentionArgs LayerStates::WindowAttention(const StepCommands& commands, uint32_
   AttentionArgs args = commands.Attention(layer, n_rows, of_prompt, place);
   args.kv = layers_[layer].first.buffer.get();
   args.kv_shape = window_shape_;
-  args.window_tokens = config_->sliding_window;
+  // Of a context that is shorter than the window all of it is seen.
+  args.window_tokens = std::min(config_->sliding_window, window_shape_.n_ctx);
   args.scratch = scratch_.get();
   return args;
 }
