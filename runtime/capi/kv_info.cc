@@ -29,6 +29,14 @@ Json PartsInfo(const KvPlan& plan) {
   return info;
 }
 
+Json StatesInfo(const KvPlan& plan) {
+  const StatesPlan& states = plan.states;
+  if (states.sequence_bytes == 0) return Json();
+  return {{"bytes", states.bytes(plan.n_sequences)},
+          {"copies", states.n_copies},
+          {"tokens_per_copy", states.tokens_per_copy(plan.n_ctx)}};
+}
+
 Json SizesInfo(const KvPlan& plan) {
   constexpr uint64_t kNoBudget = std::numeric_limits<uint64_t>::max();
   return {{"method", plan.method.name},
@@ -36,7 +44,8 @@ Json SizesInfo(const KvPlan& plan) {
           {"budget_bytes", plan.budget.bytes == kNoBudget ? Json() : Json(plan.budget.bytes)},
           {"prefill_bytes", plan.prefill_bytes()},
           {"decode_bytes", plan.decode_bytes()},
-          {"parts", PartsInfo(plan)}};
+          {"parts", PartsInfo(plan)},
+          {"states", StatesInfo(plan)}};
 }
 
 Json ClustersInfo(const ClustersPlan& clusters) {

@@ -94,6 +94,7 @@ Result<std::unique_ptr<Session>> Engine::CreateSession(const SessionOptions& opt
   parts.notes.insert(parts.notes.end(), notes.begin(), notes.end());
   parts.details = offloaded.plan.notes.for_experts;
   pass_options.kv_type = offloaded.plan.record.k_type;
+  pass_options.n_state_copies = offloaded.plan.states.n_copies;
   if (!IsPlainResident(offloaded.plan)) {
     pass_options.offloaded = std::make_shared<OffloadedPassOptions>(std::move(offloaded));
   }

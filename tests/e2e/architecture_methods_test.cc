@@ -87,10 +87,10 @@ TEST_P(ArchitectureMethods, StatesAreInTheBudget) {
   const KvPlan& plan = pass->record_cache()->plan();
   uint64_t states = 0;
   for (const KvPart& part : plan.parts) states += part.name == "states" ? part.bytes : 0;
-  EXPECT_EQ(states, shape.state_bytes);
+  EXPECT_EQ(states, (1 + plan.states.n_copies) * shape.state_bytes);
+  EXPECT_EQ(plan.states.n_copies >= kLeastStateCopies, !config.is_uniform());
   EXPECT_LE(plan.decode_bytes(), plan.budget.bytes);
-  EXPECT_EQ((1 + kStateCopies) * LayerStates::SizeBytes(config, KvType::kF16, 1, 1U << 17),
-            shape.state_bytes);
+  EXPECT_EQ(LayerStates::SizeBytes(config, KvType::kF16, 1, 1U << 17), shape.state_bytes);
 }
 
 INSTANTIATE_TEST_SUITE_P(Shared, ArchitectureMethods, ::testing::ValuesIn(ArchitectureCases()),

@@ -11,7 +11,9 @@ Result<std::unique_ptr<ForwardPass>> CreateForwardPass(const Model& model,
                                                        std::shared_ptr<const DeviceWeights> weights,
                                                        Device& device, const ForwardPassOptions& options) {
   std::unique_ptr<ForwardPass> pass;
+  uint32_t n_copies = options.n_state_copies;
   if (options.offloaded != nullptr) {
+    n_copies = options.offloaded->plan.states.n_copies;
     KVRUN_ASSIGN_OR_RETURN(
         pass, CreateOffloadedPass(model, std::move(weights), device, std::move(*options.offloaded)));
   } else {
@@ -19,7 +21,7 @@ Result<std::unique_ptr<ForwardPass>> CreateForwardPass(const Model& model,
   }
   if (model.config.is_uniform()) return pass;
   return std::unique_ptr<ForwardPass>(
-      std::make_unique<ResumingPass>(std::move(pass), options.n_sequences, kStateCopies));
+      std::make_unique<ResumingPass>(std::move(pass), options.n_sequences, n_copies));
 }
 
 }  // namespace kvrun

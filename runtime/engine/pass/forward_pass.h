@@ -12,6 +12,7 @@
 #include "runtime/engine/pass/forward_step.h"
 #include "runtime/kv/memory/resident_cache.h"
 #include "runtime/kv/plan/kv_report.h"
+#include "runtime/kv/plan/states_plan.h"
 #include "runtime/model/model.h"
 
 namespace kvrun {
@@ -61,6 +62,11 @@ class ForwardPass {
   virtual RecordCache* record_cache() { return nullptr; }
   // What layers without growing KV keep. Never null where the model has such layers.
   virtual LayerStates* layer_states() { return nullptr; }
+  // The sequence is forgotten from `length` on, which the next Run would say as well: what is kept for its
+  // sake may be another's.
+  virtual void Cut(uint32_t /*sequence*/, uint32_t /*length*/) {}
+  // Tokens that were computed once more, as layer states had gone beyond where a Run began. Of all Runs.
+  virtual uint64_t recomputed_tokens() const { return 0; }
 };
 
 struct OffloadedPassOptions;
@@ -69,6 +75,7 @@ struct ForwardPassOptions {
   uint32_t n_sequences = 1;
   uint32_t n_ctx = 0;
   KvType kv_type = KvType::kF16;                              // f16 or f32, of a resident cache
+  uint32_t n_state_copies = kLeastStateCopies;                // StatesPlan::n_copies, with a resident cache
   std::shared_ptr<OffloadedPassOptions> offloaded = nullptr;  // null: resident; its plan says the rest
 };
 

@@ -201,7 +201,7 @@ KvModelShape ShapeOf(const ModelConfig& config) {
           .n_embd = config.n_embd,
           .layer_products = of_attention + of_feed_forward,
           .feed_forward_bytes = StepCommands::FeedForwardBytes(config),
-          .state_bytes = (1 + kStateCopies) * LayerStates::SizeBytes(config, KvType::kF16, 1, UINT32_MAX)};
+          .state_bytes = LayerStates::SizeBytes(config, KvType::kF16, 1, UINT32_MAX)};
 }
 
 bool IsPlainResident(const KvPlan& plan) {

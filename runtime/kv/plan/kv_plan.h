@@ -20,6 +20,7 @@
 #include "runtime/kv/plan/kept_plan.h"
 #include "runtime/kv/plan/kv_method.h"
 #include "runtime/kv/plan/resident_plan.h"
+#include "runtime/kv/plan/states_plan.h"
 
 namespace kvrun {
 
@@ -154,6 +155,7 @@ struct KvPlan {
   IndexShape index;               // of rank 0: there is none
   KvAdapterPlan adapter;
   KvPrefillPlan prefill;
+  StatesPlan states;  // of layers that are not among `layers`
   uint64_t staging_bytes = 0;
   std::optional<FlashTimes> flash_times;  // what the plan was made with
   std::vector<KvPart> parts;

@@ -92,8 +92,8 @@ struct KvModelShape {
   // A chunk's activations of the feed-forward network: prompts of several tiles give them up for what follows
   // a layer.
   uint64_t feed_forward_bytes = 0;
-  // What layers without growing KV keep of a sequence, whatever its length, with the copies to go back to.
-  // `n_layers` above are the others alone.
+  // What layers without growing KV keep of a sequence, whatever its length, without copies. `n_layers` above
+  // are the others alone.
   uint64_t state_bytes = 0;
 };
 

@@ -19,7 +19,14 @@ std::string DescribePlan(const KvPlan& plan) {
                   FormatBytes(plan.decode_bytes()), part, FormatBytes(plan.prefill_bytes()), budget,
                   KvTypeName(plan.record.k_type), KvTypeName(plan.record.v_type));
   if (plan.rotates) text += ", rotated";
-  return text + FamilyOf(plan.method).Describe(plan);
+  text += FamilyOf(plan.method).Describe(plan);
+  if (plan.states.sequence_bytes > 0) {
+    text += fmt::format("; states {}: {} copies, one per about {} tokens",
+                        FormatBytes(plan.states.bytes(plan.n_sequences)), plan.states.n_copies,
+                        plan.states.tokens_per_copy(plan.n_ctx));
+    if (plan.n_sequences > 1) text += " of each sequence";
+  }
+  return text;
 }
 
 std::string DescribeOnFlash(const KvPlan& plan, const std::string& extents) {

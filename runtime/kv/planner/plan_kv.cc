@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <optional>
 
 #include "platform/base/check.h"
 #include "runtime/kv/plan/kv_method.h"
@@ -149,6 +150,51 @@ Result<KvOptions> WithoutStates(const KvOptions& options, uint64_t state_bytes) 
   return growing;
 }
 
+// The same with a budget that is smaller by so many bytes; nothing where that is too small.
+std::optional<KvPlan> PlanWithLess(const KvPlan& plan, uint64_t bytes, const KvOptions& growing,
+                                   const KvModelShape& model, uint32_t io_alignment_bytes) {
+  KvOptions smaller = growing;
+  const uint64_t left_bytes = plan.budget.bytes - bytes;
+  if (growing.budget_bytes) smaller.budget_bytes = left_bytes;
+  if (growing.budget_fraction) {
+    smaller.budget_fraction = static_cast<double>(left_bytes) / static_cast<double>(plan.budget.full_bytes);
+  }
+  Result<KvPlan> made = PlanGrowing(smaller, model, plan.n_ctx, plan.n_sequences, io_alignment_bytes);
+  if (!made.ok() || made->budget.is_raised) return std::nullopt;
+  made->budget.bytes = left_bytes;
+  made->states = plan.states;
+  return std::move(made).value();
+}
+
+// `plan` has the least copies. More of them where a part of the budget pays: what the plan leaves of it, and
+// where KV lies on flash, room of the selection. No plan is raised or refused for their sake, and none that
+// holds all KV goes to flash.
+KvPlan WithMoreCopies(KvPlan plan, const KvOptions& growing, const KvModelShape& model,
+                      uint32_t io_alignment_bytes) {
+  if (plan.budget.is_raised) return plan;
+  const uint64_t each_bytes = plan.n_sequences * model.state_bytes;  // one more copy of each sequence
+  const uint64_t most = StatesPlan::MostCopies(plan.n_ctx) - plan.states.n_copies;
+  const auto affordable = [&](uint64_t bytes) { return std::min(bytes / each_bytes, most); };
+  if (plan.budget.bytes == UINT64_MAX) {
+    plan.states.n_copies += static_cast<uint32_t>(affordable(plan.budget.full_bytes / kStateCopiesShare));
+    return plan;
+  }
+  const uint64_t wanted = affordable(plan.budget.bytes / kStateCopiesShare);
+  const uint64_t idle = affordable(plan.budget.bytes - std::min(NeededBytes(plan), plan.budget.bytes));
+  const uint64_t n_more = std::min(wanted, idle);
+  if (wanted > idle && FamilyOf(plan.method).has_file()) {
+    std::optional<KvPlan> with_room =
+        PlanWithLess(plan, wanted * each_bytes, growing, model, io_alignment_bytes);
+    if (with_room) {
+      with_room->states.n_copies += static_cast<uint32_t>(wanted);
+      return *std::move(with_room);
+    }
+  }
+  plan.states.n_copies += static_cast<uint32_t>(n_more);
+  plan.budget.bytes -= n_more * each_bytes;
+  return plan;
+}
+
 }  // namespace
 
 bool IsSurelyResident(const KvOptions& options, const KvModelShape& model, uint32_t n_ctx,
@@ -156,7 +202,8 @@ bool IsSurelyResident(const KvOptions& options, const KvModelShape& model, uint3
   if (!CheckInput(options, model, n_ctx, n_sequences).ok()) return false;
   if (!options.method.empty()) return !FamilyOf(*FindKvMethod(options.method)).has_file();
   if (!HasBudget(options)) return true;
-  const Result<KvOptions> growing = WithoutStates(options, n_sequences * model.state_bytes);
+  const Result<KvOptions> growing =
+      WithoutStates(options, StatesPlan::Least(model.state_bytes).bytes(n_sequences));
   return growing.ok() && MethodChoice(*growing, model, n_ctx, n_sequences).HoldsAll();
 }
 
@@ -164,14 +211,17 @@ Result<KvPlan> PlanKv(const KvOptions& options, const KvModelShape& model, uint3
                       uint32_t n_sequences, uint32_t io_alignment_bytes) {
   KVRUN_CHECK(std::has_single_bit(io_alignment_bytes));
   KVRUN_RETURN_IF_ERROR(CheckInput(options, model, n_ctx, n_sequences));
-  const uint64_t state_bytes = n_sequences * model.state_bytes;
-  KVRUN_ASSIGN_OR_RETURN(const KvOptions growing, WithoutStates(options, state_bytes));
+  const StatesPlan least = StatesPlan::Least(model.state_bytes);
+  KVRUN_ASSIGN_OR_RETURN(const KvOptions growing, WithoutStates(options, least.bytes(n_sequences)));
   Result<KvPlan> plan = PlanGrowing(growing, model, n_ctx, n_sequences, io_alignment_bytes);
-  if (state_bytes == 0) return plan;
+  if (model.state_bytes == 0) return plan;
   if (!plan.ok()) {
-    return plan.status().WithContext(
-        fmt::format("beside the {} that layers without growing KV keep", BytesText(state_bytes)));
+    return plan.status().WithContext(fmt::format("beside the {} that layers without growing KV keep",
+                                                 BytesText(least.bytes(n_sequences))));
   }
+  plan->states = least;
+  plan = WithMoreCopies(std::move(plan).value(), growing, model, io_alignment_bytes);
+  const uint64_t state_bytes = plan->states.bytes(n_sequences);
   plan->parts.push_back({"states", state_bytes, true, true});
   plan->budget.full_bytes += state_bytes;
   if (plan->budget.bytes != UINT64_MAX) plan->budget.bytes += state_bytes;
