@@ -39,11 +39,13 @@ Status OffloadedPrefill::Run(std::span<const StepRow> rows, const StepProgress& 
   const auto end = static_cast<uint32_t>(rows[0].position + rows.size());
   store_->Begin({rows[0].sequence, rows[0].position, end}, *tiles_);
   KVRUN_RETURN_IF_ERROR(tiles_->Begin(rows));
+  std::vector<LayerStates::Saving> savings;
+  if (!states_.are_none()) savings = states_.SavingsOf(rows[0].sequence, tiles_->ChunkEnds());
   uint32_t nth = 0;  // of those that keep growing KV
   for (uint32_t layer = 0; layer < config_.n_layers; ++layer) {
     const bool keeps_kv = config_.layers[layer].keeps_growing_kv();
     KVRUN_RETURN_IF_ERROR(keeps_kv ? RunKvLayer(nth++, rows, progress)
-                                   : tiles_->RunStateLayer(layer, rows, progress, states_));
+                                   : tiles_->RunStateLayer(layer, rows, progress, states_, savings));
   }
   KVRUN_RETURN_IF_ERROR(tiles_->End());
   return store_->End();

@@ -44,9 +44,11 @@ class PrefillTiles final : public LayerTiles {
   // `layer`: of those that keep growing KV, here and below.
   Status RunLayer(uint32_t layer, std::span<const StepRow> rows, const StepProgress& progress,
                   PrefillSink& sink);
-  // A layer of another kind, of the model's.
+  // The positions after each chunk's last token.
+  std::vector<uint32_t> ChunkEnds() const;
+  // A layer of another kind, of the model's. `savings`: at some of the chunks' ends, ascending.
   Status RunStateLayer(uint32_t model_layer, std::span<const StepRow> rows, const StepProgress& progress,
-                       const LayerStates& states);
+                       const LayerStates& states, std::span<const LayerStates::Saving> savings);
   // After the last layer. Hidden states stay.
   Status End();
   // Between layers: gives up what attention takes, and in plans of several tiles what feed-forward networks
@@ -97,7 +99,7 @@ class PrefillTiles final : public LayerTiles {
                   PrefillSink& sink);
   Status AskProgress(uint32_t model_layer, const Chunk& chunk, const StepProgress& progress) const;
   Status RunStateChunks(uint32_t model_layer, std::span<const StepRow> rows, const StepProgress& progress,
-                        const LayerStates& states);
+                        const LayerStates& states, std::span<const LayerStates::Saving> savings);
   uint32_t ModelLayer(uint32_t layer) const { return commands_.config().kv_layers[layer]; }
   bool IsLast(uint32_t model_layer) const { return model_layer + 1 == commands_.config().n_layers; }
   // The first tile, from its first chunk on.
@@ -161,6 +163,7 @@ class PrefillTiles final : public LayerTiles {
   BlockRoom block_room_;                  // of plans of several tiles
   std::vector<StepRow> tile_rows_;
   std::vector<ChunkLists> lists_;  // of the layer that is computed
+  std::vector<std::unique_ptr<CommandList>> saving_lists_;
 };
 
 }  // namespace kvrun

@@ -7,12 +7,20 @@
 
 namespace kvrun {
 
+std::vector<uint32_t> PrefillTiles::ChunkEnds() const {
+  std::vector<uint32_t> ends;
+  for (const Chunk& chunk : chunks_) ends.push_back(prompt_.begin + chunk.first_row + chunk.n_rows);
+  return ends;
+}
+
 Status PrefillTiles::RunStateLayer(uint32_t model_layer, std::span<const StepRow> rows,
-                                   const StepProgress& progress, const LayerStates& states) {
+                                   const StepProgress& progress, const LayerStates& states,
+                                   std::span<const LayerStates::Saving> savings) {
   lists_.clear();
   KVRUN_RETURN_IF_ERROR(commands_.MakeFeedForward(device_));
-  const Status ran = RunStateChunks(model_layer, rows, progress, states);
+  const Status ran = RunStateChunks(model_layer, rows, progress, states, savings);
   const Status waited = turns_.FinishAll(nullptr);  // lists must outlive what runs
+  saving_lists_.clear();
   KVRUN_RETURN_IF_ERROR(ran);
   return waited;
 }
@@ -20,7 +28,8 @@ Status PrefillTiles::RunStateLayer(uint32_t model_layer, std::span<const StepRow
 // In order: each goes on where the one before has left the state. Its rows have positions and sequence of
 // their own, not a tile's.
 Status PrefillTiles::RunStateChunks(uint32_t model_layer, std::span<const StepRow> rows,
-                                    const StepProgress& progress, const LayerStates& states) {
+                                    const StepProgress& progress, const LayerStates& states,
+                                    std::span<const LayerStates::Saving> savings) {
   for (const Chunk& chunk : chunks_) {
     KVRUN_RETURN_IF_ERROR(AskProgress(model_layer, chunk, progress));
     Turn& turn = turns_.Of(chunk);
@@ -42,6 +51,13 @@ Status PrefillTiles::RunStateChunks(uint32_t model_layer, std::span<const StepRo
     turn.is_newer = true;
     KVRUN_ASSIGN_OR_RETURN(turn.value, device_.Submit(*found->after));
     turn.is_running = true;
+    if (savings.empty() || savings[0].position != prompt_.begin + chunk.first_row + chunk.n_rows) continue;
+    KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
+    KVRUN_RETURN_IF_ERROR(states.RecordSave(*list, model_layer, prompt_.sequence, *savings[0].to));
+    KVRUN_RETURN_IF_ERROR(list->Finish());
+    saving_lists_.push_back(std::move(list));
+    KVRUN_ASSIGN_OR_RETURN(turn.value, device_.Submit(*saving_lists_.back()));
+    savings = savings.subspan(1);
   }
   return IsLast(model_layer) ? Status::Ok()
                              : turns_.Bring(chunks_.front(), turns_.Of(chunks_.front()), nullptr);

@@ -200,11 +200,11 @@ Status LayerStates::RecordConvolution(CommandList& list, const StepCommands& com
                                 .output = place.attended});
 }
 
-std::vector<const LayerStates::State*> LayerStates::States() const {
-  std::vector<const State*> states;
-  for (const OfLayer& layer : layers_) {
-    for (const State* state : {&layer.first, &layer.second}) {
-      if (state->buffer != nullptr) states.push_back(state);
+std::vector<LayerStates::Placed> LayerStates::States() const {
+  std::vector<Placed> states;
+  for (uint32_t layer = 0; layer < layers_.size(); ++layer) {
+    for (const State* state : {&layers_[layer].first, &layers_[layer].second}) {
+      if (state->buffer != nullptr) states.push_back({layer, state});
     }
   }
   return states;
@@ -218,32 +218,41 @@ uint64_t LayerStates::Copy::size_bytes() const {
 
 Result<LayerStates::Copy> LayerStates::MakeCopy() const {
   Copy copy;
-  for (const State* state : States()) {
+  for (const Placed& placed : States()) {
     KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<Buffer> buffer,
-                           device_->CreateBuffer(state->sequence_bytes, BufferUse::kDevice, "kv"));
+                           device_->CreateBuffer(placed.state->sequence_bytes, BufferUse::kDevice, "kv"));
     copy.buffers_.push_back(std::move(buffer));
   }
   return copy;
 }
 
-Status LayerStates::Move(uint32_t sequence, const Copy& copy, bool saves) const {
-  const std::vector<const State*> states = States();
-  if (states.empty()) return Status::Ok();
-  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_->CreateCommandList());
+Status LayerStates::RecordMove(CommandList& list, uint32_t sequence, const Copy& copy, bool saves,
+                               std::optional<uint32_t> layer) const {
+  const std::vector<Placed> states = States();
   for (size_t i = 0; i < states.size(); ++i) {
-    const State& state = *states[i];
+    if (layer && states[i].layer != *layer) continue;
+    const State& state = *states[i].state;
     Buffer* const kept = copy.buffers_[i].get();
     const uint64_t place = sequence * state.sequence_bytes;
     CopyArgs args{
         .from = saves ? state.buffer.get() : kept, .to = saves ? kept : state.buffer.get(), .pieces = {}};
     args.pieces.push_back({saves ? place : 0, saves ? 0 : place, state.sequence_bytes});
-    KVRUN_RETURN_IF_ERROR(list->Copy(args));
+    KVRUN_RETURN_IF_ERROR(list.Copy(args));
   }
+  return Status::Ok();
+}
+
+Status LayerStates::Move(uint32_t sequence, const Copy& copy, bool saves) const {
+  if (are_none()) return Status::Ok();
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_->CreateCommandList());
+  KVRUN_RETURN_IF_ERROR(RecordMove(*list, sequence, copy, saves, std::nullopt));
   KVRUN_RETURN_IF_ERROR(list->Finish());
   return device_->Execute(*list);
 }
 
-Status LayerStates::Save(uint32_t sequence, Copy& to) const { return Move(sequence, to, /*saves=*/true); }
+Status LayerStates::Save(uint32_t sequence, const Copy& to) const {
+  return Move(sequence, to, /*saves=*/true);
+}
 
 Status LayerStates::Restore(uint32_t sequence, const Copy& from) {
   return Move(sequence, from, /*saves=*/false);

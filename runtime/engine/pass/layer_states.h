@@ -8,7 +8,11 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "platform/base/status.h"
@@ -17,9 +21,6 @@
 #include "runtime/model/model_config.h"
 
 namespace kvrun {
-
-// Copies of a sequence's states that are kept to go back to.
-inline constexpr uint32_t kStateCopies = 2;
 
 class LayerStates {
  public:
@@ -49,8 +50,25 @@ class LayerStates {
   };
   Result<Copy> MakeCopy() const;
   // All that was submitted is complete.
-  Status Save(uint32_t sequence, Copy& to) const;
+  Status Save(uint32_t sequence, const Copy& to) const;
   Status Restore(uint32_t sequence, const Copy& from);
+
+  // Where a prompt is computed layer by layer, no place but the chunks of a layer has the states in between.
+  struct Saving {
+    uint32_t position = 0;  // after the token before this
+    const Copy* to = nullptr;
+  };
+  // Which copies of them are wanted, by the positions where chunks end, ascending. Asked before the prompt
+  // is computed; copies are complete when that is.
+  using ChooseSavings = std::function<std::vector<Saving>(uint32_t sequence, std::span<const uint32_t> ends)>;
+  void SetSavings(ChooseSavings choose) { choose_savings_ = std::move(choose); }
+  std::vector<Saving> SavingsOf(uint32_t sequence, std::span<const uint32_t> ends) const {
+    return choose_savings_ ? choose_savings_(sequence, ends) : std::vector<Saving>();
+  }
+  // One layer's part of Save.
+  Status RecordSave(CommandList& list, uint32_t layer, uint32_t sequence, const Copy& to) const {
+    return RecordMove(list, sequence, to, /*saves=*/true, layer);
+  }
 
  private:
   // One buffer of a layer: for each sequence `sequence_bytes`.
@@ -72,7 +90,15 @@ class LayerStates {
   Status RecordConvolution(CommandList& list, const StepCommands& commands, uint32_t layer, uint32_t n_rows,
                            bool of_prompt, const StepPlace& place) const;
   Status Move(uint32_t sequence, const Copy& copy, bool saves) const;
-  std::vector<const State*> States() const;
+  // Of one layer, or of all.
+  Status RecordMove(CommandList& list, uint32_t sequence, const Copy& copy, bool saves,
+                    std::optional<uint32_t> layer) const;
+  struct Placed {
+    uint32_t layer = 0;
+    const State* state = nullptr;
+  };
+  // Those that there are, in the order of a copy's buffers.
+  std::vector<Placed> States() const;
 
   Device* device_ = nullptr;
   const ModelConfig* config_ = nullptr;
@@ -80,6 +106,7 @@ class LayerStates {
   std::vector<OfLayer> layers_;        // [n_layers]; empty: none has a state
   std::unique_ptr<Buffer> scratch_;    // of windows' attention
   std::unique_ptr<Buffer> convolved_;  // float [kChunkRows, channels of delta nets]
+  ChooseSavings choose_savings_;
 };
 
 }  // namespace kvrun
