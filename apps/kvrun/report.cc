@@ -101,6 +101,8 @@ std::string SpeedText(const Json& stats) {
   }
   if (NumberOf(stats, "ttft_ms") > 0)
     speed += fmt::format(", the first after {:.2f} s", NumberOf(stats, "ttft_ms") / 1e3);
+  if (const uint64_t n_tokens = CountOf(stats, "recomputed_tokens"); n_tokens > 0)
+    speed += fmt::format(", {} before that computed again", Counted(n_tokens, "token"));
   return speed;
 }
 

@@ -43,7 +43,8 @@ Json SpeedInfo(const SessionStats& stats) {
           {"decode_tokens", stats.decode_tokens},
           {"decode_ms", stats.decode_ms},
           {"decode_tps", PerSecond(stats.decode_tokens, stats.decode_ms)},
-          {"ttft_ms", stats.ttft_ms}};
+          {"ttft_ms", stats.ttft_ms},
+          {"recomputed_tokens", stats.recomputed_tokens}};
 }
 
 }  // namespace
@@ -62,7 +63,7 @@ Json MemoryInfo(std::span<const Device::MemoryPart> parts) {
 }
 
 Json SessionStatsInfo(const kvrun_session& session) {
-  const SessionStats& stats = session.session->stats();
+  const SessionStats stats = session.session->stats();
   Json info = SpeedInfo(stats);
   info["last"] = SpeedInfo(session.session->turn_stats());
   info["memory"] = MemoryInfo(session.engine->device().MemoryInUse());

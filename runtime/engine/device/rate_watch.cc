@@ -50,6 +50,9 @@ class WatchedPass : public ForwardPass {
   std::optional<KvReport> kv_report() const override { return pass_->kv_report(); }
   void ResetKvReport() override { pass_->ResetKvReport(); }
   RecordCache* record_cache() override { return pass_->record_cache(); }
+  LayerStates* layer_states() override { return pass_->layer_states(); }
+  void Cut(uint32_t sequence, uint32_t length) override { pass_->Cut(sequence, length); }
+  uint64_t recomputed_tokens() const override { return pass_->recomputed_tokens(); }
 
  private:
   std::unique_ptr<ForwardPass> pass_;

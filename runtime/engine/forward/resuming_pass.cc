@@ -14,30 +14,34 @@ constexpr uint32_t kGeneratedTokens = 512;
 }  // namespace
 
 ResumingPass::ResumingPass(std::unique_ptr<ForwardPass> pass, uint32_t n_sequences, uint32_t n_copies)
-    : pass_(std::move(pass)), n_copies_(n_copies), sequences_(n_sequences) {}
+    : pass_(std::move(pass)),
+      sequences_(n_sequences),
+      places_(n_sequences, n_sequences * n_copies),
+      copies_(size_t{n_sequences} * n_copies) {
+  pass_->layer_states()->SetSavings(
+      [this](uint32_t sequence, std::span<const uint32_t> ends) { return ChooseSavings(sequence, ends); });
+}
 
 Status ResumingPass::Run(const ForwardStep& step, std::span<const uint32_t> outputs,
                          std::span<float> logits) {
-  const std::span<const StepRow> rows = step.rows();
   for (const KvSpan& span : step.kv().spans) {
     if (span.sequence >= sequences_.size()) {
       return {StatusCode::kInternal, fmt::format("there is no sequence {}", span.sequence)};
     }
     KVRUN_RETURN_IF_ERROR(ComeTo(span.sequence, span.first_position));
   }
-  for (const KvSpan& span : step.kv().spans) sequences_[span.sequence].position.reset();
-  KVRUN_RETURN_IF_ERROR(pass_->Run(step, outputs, logits));
+  KVRUN_RETURN_IF_ERROR(Compute(step, outputs, logits));
   size_t row = 0;
   for (const KvSpan& span : step.kv().spans) {
-    Sequence& sequence = sequences_[span.sequence];
-    for (uint32_t i = 0; i < span.n_rows; ++i) sequence.ids.push_back(rows[row++].id);
-    sequence.position = span.end();
-    const uint32_t last_kept = sequence.kept.empty() ? 0 : sequence.kept.back().position;
-    if (span.kind == SpanKind::kPrompt || span.end() - last_kept >= kGeneratedTokens) {
-      KVRUN_RETURN_IF_ERROR(Keep(span.sequence, span.end()));
-    }
+    std::vector<TokenId>& ids = sequences_[span.sequence].ids;
+    for (uint32_t i = 0; i < span.n_rows; ++i) ids.push_back(step.rows()[row++].id);
   }
   return Status::Ok();
+}
+
+void ResumingPass::Cut(uint32_t sequence, uint32_t length) {
+  pass_->Cut(sequence, length);
+  if (sequence < sequences_.size()) places_.Cut(sequence, length);
 }
 
 Status ResumingPass::ComeTo(uint32_t nth, uint32_t position) {
@@ -47,7 +51,7 @@ Status ResumingPass::ComeTo(uint32_t nth, uint32_t position) {
             fmt::format("sequence {} has {} tokens, and goes on at {}", nth, sequence.ids.size(), position)};
   }
   sequence.ids.resize(position);
-  while (!sequence.kept.empty() && sequence.kept.back().position > position) sequence.kept.pop_back();
+  places_.Cut(nth, position);
   if (position == 0) {
     sequence.position = 0;  // operations begin with nothing there
     return Status::Ok();
@@ -55,53 +59,93 @@ Status ResumingPass::ComeTo(uint32_t nth, uint32_t position) {
   if (sequence.position == position) return Status::Ok();
   sequence.position.reset();
   uint32_t begin = 0;
-  if (!sequence.kept.empty()) {
-    begin = sequence.kept.back().position;
-    KVRUN_RETURN_IF_ERROR(pass_->layer_states()->Restore(nth, sequence.kept.back().states));
+  if (const auto kept = places_.of(nth); !kept.empty()) {
+    begin = kept.back().position;
+    KVRUN_RETURN_IF_ERROR(pass_->layer_states()->Restore(nth, *copies_[kept.back().slot]));
   }
-  KVRUN_RETURN_IF_ERROR(Repeat(nth, begin, position));
-  sequence.position = position;
-  return Status::Ok();
+  sequence.position = begin;
+  return Repeat(nth, begin, position);
 }
 
 Status ResumingPass::Repeat(uint32_t nth, uint32_t begin, uint32_t end) {
-  const std::span<const TokenId> ids = sequences_[nth].ids;
   for (uint32_t position = begin; position < end; position += static_cast<uint32_t>(repeated_.size())) {
+    const std::span<const TokenId> ids = sequences_[nth].ids;
     const uint32_t n = std::min(end - position, pass_->max_rows());
     repeated_.Clear();
     repeated_.Add(SpanKind::kPrompt, ids.subspan(position, n), position, nth);
-    KVRUN_RETURN_IF_ERROR(pass_->Run(repeated_, {}, {}));
+    KVRUN_RETURN_IF_ERROR(Compute(repeated_, {}, {}));
+    recomputed_tokens_ += n;
   }
   return Status::Ok();
 }
 
-// Where there are as many copies as may be, that one goes whose neighbours are closest to each other, for how
-// far it is from the end.
-Status ResumingPass::Keep(uint32_t nth, uint32_t position) {
-  std::vector<Kept>& kept = sequences_[nth].kept;
-  if (n_copies_ == 0 || (!kept.empty() && kept.back().position == position)) return Status::Ok();
-  Kept made;
-  if (kept.size() < n_copies_) {
-    KVRUN_ASSIGN_OR_RETURN(made.states, pass_->layer_states()->MakeCopy());
-  } else {
-    size_t least = 0;
-    double least_gap = 0.0;
-    for (size_t i = 0; i < kept.size(); ++i) {
-      const uint32_t before = i == 0 ? 0 : kept[i - 1].position;
-      const uint32_t after = i + 1 < kept.size() ? kept[i + 1].position : position;
-      const double gap = static_cast<double>(after - before) / (position - kept[i].position);
-      if (i == 0 || gap < least_gap) {
-        least = i;
-        least_gap = gap;
-      }
-    }
-    made = std::move(kept[least]);
-    kept.erase(kept.begin() + static_cast<ptrdiff_t>(least));
+Status ResumingPass::Compute(const ForwardStep& step, std::span<const uint32_t> outputs,
+                             std::span<float> logits) {
+  const std::vector<KvSpan>& spans = step.kv().spans;
+  for (const KvSpan& span : spans) {
+    const bool begins = span.kind == SpanKind::kPrompt && span.first_position > 0;
+    if (begins) KVRUN_RETURN_IF_ERROR(Keep(span.sequence, span.first_position));
   }
-  made.position = position;
-  KVRUN_RETURN_IF_ERROR(pass_->layer_states()->Save(nth, made.states));
-  kept.push_back(std::move(made));
+  for (const KvSpan& span : spans) sequences_[span.sequence].position.reset();
+  computed_ = &step;
+  const Status ran = pass_->Run(step, outputs, logits);
+  computed_ = nullptr;
+  if (!ran.ok()) {
+    for (const KvSpan& span : spans) places_.Cut(span.sequence, span.first_position);
+    return ran;
+  }
+  for (const KvSpan& span : spans) {
+    sequences_[span.sequence].position = span.end();
+    const auto kept = places_.of(span.sequence);
+    const uint32_t last_kept = kept.empty() ? 0 : kept.back().position;
+    if (span.kind == SpanKind::kPrompt || span.end() - last_kept >= kGeneratedTokens) {
+      KVRUN_RETURN_IF_ERROR(Keep(span.sequence, span.end()));
+    }
+  }
   return Status::Ok();
+}
+
+Status ResumingPass::Keep(uint32_t nth, uint32_t position) {
+  if (!places_.Keep(nth, position)) return Status::Ok();
+  if (!MakeCopies(nth) && !places_.Keep(nth, position)) return Status::Ok();
+  const Status saved = pass_->layer_states()->Save(nth, *copies_[places_.of(nth).back().slot]);
+  if (!saved.ok()) places_.Cut(nth, position - 1);
+  return saved.code() == StatusCode::kOutOfMemory ? Status::Ok() : saved;
+}
+
+std::vector<LayerStates::Saving> ResumingPass::ChooseSavings(uint32_t nth, std::span<const uint32_t> ends) {
+  if (computed_ == nullptr) return {};
+  const std::vector<KvSpan>& spans = computed_->kv().spans;
+  const auto span = std::find_if(spans.begin(), spans.end(), [&](const KvSpan& of) {
+    return of.kind == SpanKind::kPrompt && of.sequence == nth && of.end() == ends.back();
+  });
+  if (span == spans.end()) return {};
+  do {
+    places_.Cut(nth, span->first_position);
+    for (const uint32_t end : ends) places_.Keep(nth, end);
+  } while (!MakeCopies(nth));
+  std::vector<LayerStates::Saving> savings;
+  for (const CopyPlaces::Place& place : places_.of(nth)) {
+    if (place.position > span->first_position) savings.push_back({place.position, &*copies_[place.slot]});
+  }
+  return savings;
+}
+
+bool ResumingPass::MakeCopies(uint32_t nth) {
+  for (const CopyPlaces::Place& place : places_.of(nth)) {
+    std::optional<LayerStates::Copy>& copy = copies_[place.slot];
+    if (copy) continue;
+    Result<LayerStates::Copy> made = pass_->layer_states()->MakeCopy();
+    if (made.ok()) {
+      copy = std::move(made).value();
+      continue;
+    }
+    for (uint32_t slot = 0; slot < copies_.size(); ++slot) {
+      if (!copies_[slot]) places_.Withdraw(slot);
+    }
+    return false;
+  }
+  return true;
 }
 
 }  // namespace kvrun

@@ -1,6 +1,10 @@
 // A forward pass of a model with layers that go forward alone (LayerStates), as one that can go back: a
 // sequence that is cut to any length, or whose step has failed, begins again at the last copy of its states
-// before that, and the tokens from there on are computed once more.
+// before that, or with nothing, and the tokens from there on are computed once more.
+//
+// Copies are made where chunks of prompts end, where prompts begin and end, and now and then while tokens are
+// generated. Sequences share them; CopyPlaces says which are given up for others. A copy for which there is
+// no memory is not made.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +14,7 @@
 #include <vector>
 
 #include "platform/base/status.h"
+#include "runtime/engine/forward/copy_places.h"
 #include "runtime/engine/pass/forward_pass.h"
 #include "runtime/engine/pass/layer_states.h"
 
@@ -17,7 +22,7 @@ namespace kvrun {
 
 class ResumingPass : public ForwardPass {
  public:
-  // `pass` has layer states. So many copies of them are kept of a sequence, closer together towards its end.
+  // `pass` has layer states. n_copies: of a sequence, where all have as many.
   ResumingPass(std::unique_ptr<ForwardPass> pass, uint32_t n_sequences, uint32_t n_copies);
 
   uint32_t max_rows() const override { return pass_->max_rows(); }
@@ -32,27 +37,36 @@ class ResumingPass : public ForwardPass {
   void ResetKvReport() override { pass_->ResetKvReport(); }
   RecordCache* record_cache() override { return pass_->record_cache(); }
   LayerStates* layer_states() override { return pass_->layer_states(); }
+  void Cut(uint32_t sequence, uint32_t length) override;
+  uint64_t recomputed_tokens() const override { return recomputed_tokens_; }
+
+  // Of a sequence's copies, ascending. For tests.
+  std::span<const CopyPlaces::Place> copies(uint32_t sequence) const { return places_.of(sequence); }
 
  private:
-  struct Kept {
-    uint32_t position = 0;  // the states are those before this token
-    LayerStates::Copy states;
-  };
   struct Sequence {
     std::vector<TokenId> ids;              // that were computed, or are being computed
     std::optional<uint32_t> position = 0;  // of the states as they are; nothing: a step has failed, who knows
-    std::vector<Kept> kept;                // ascending
   };
 
   Status ComeTo(uint32_t sequence, uint32_t position);
   Status Repeat(uint32_t sequence, uint32_t begin, uint32_t end);
+  // Computes the step, whose sequences' states are where it begins, and makes copies.
+  Status Compute(const ForwardStep& step, std::span<const uint32_t> outputs, std::span<float> logits);
   // A copy of the states, which are those before `position`.
   Status Keep(uint32_t sequence, uint32_t position);
+  std::vector<LayerStates::Saving> ChooseSavings(uint32_t sequence, std::span<const uint32_t> ends);
+  // The memory of the sequence's copies; false where there was none for one: its slot, and all others that
+  // have none yet, are no more.
+  bool MakeCopies(uint32_t sequence);
 
   std::unique_ptr<ForwardPass> pass_;
-  uint32_t n_copies_;
   std::vector<Sequence> sequences_;
+  CopyPlaces places_;
+  std::vector<std::optional<LayerStates::Copy>> copies_;  // of each slot; nothing: not made yet
+  const ForwardStep* computed_ = nullptr;                 // while it is
   ForwardStep repeated_;
+  uint64_t recomputed_tokens_ = 0;
 };
 
 }  // namespace kvrun

@@ -55,6 +55,8 @@ class StepRunner {
   }
   std::optional<KvReport> kv_report() const { return pass_->kv_report(); }
   void ResetKvReport() { pass_->ResetKvReport(); }
+  void Cut(uint32_t sequence, uint32_t length) { pass_->Cut(sequence, length); }
+  uint64_t recomputed_tokens() const { return pass_->recomputed_tokens(); }
 
   // At most max_rows() rows and max_output_rows() outputs.
   Status Run(const ForwardStep& step, std::span<const uint32_t> outputs, std::span<float> logits) {

@@ -91,6 +91,7 @@ Status Session::Truncate(uint32_t sequence, uint32_t length) {
     state.n_computed = length;
     state.n_fed = std::min(state.n_fed, length);
     state.has_logits = false;
+    runner_.Cut(sequence, length);
   }
   return Status::Ok();
 }
@@ -293,13 +294,21 @@ SessionStats SessionStats::Since(const SessionStats& earlier) const {
           .answer_tokens = answer_tokens - earlier.answer_tokens,
           .decode_tokens = decode_tokens - earlier.decode_tokens,
           .decode_ms = decode_ms - earlier.decode_ms,
-          .ttft_ms = earlier.ttft_ms};
+          .ttft_ms = earlier.ttft_ms,
+          .recomputed_tokens = recomputed_tokens - earlier.recomputed_tokens};
 }
 
-SessionStats Session::turn_stats() const { return stats_.Since(turn_began_); }
+SessionStats Session::stats() const {
+  SessionStats stats = stats_;
+  stats.recomputed_tokens = runner_.recomputed_tokens() - recomputed_before_;
+  return stats;
+}
+
+SessionStats Session::turn_stats() const { return stats().Since(turn_began_); }
 
 void Session::ResetStats() {
   stats_ = {};
+  recomputed_before_ = runner_.recomputed_tokens();
   turn_began_ = {};
   turn_ended_ = true;
   turn_work_began_.reset();
@@ -313,7 +322,7 @@ void Session::NoteWorkBegins() {
   if (!work_began_) work_began_ = now;
   if (!turn_ended_) return;
   turn_ended_ = false;
-  turn_began_ = stats_;
+  turn_began_ = stats();
   turn_began_.ttft_ms = 0.0;
   turn_work_began_ = now;
 }

@@ -67,6 +67,7 @@ struct SessionStats {
       0;                   // computed by decode steps: the first token of an answer comes from the prefill
   double decode_ms = 0.0;  // steps and sampling
   double ttft_ms = 0.0;    // from the first feed (or generation) to the first token
+  uint64_t recomputed_tokens = 0;  // ForwardPass::recomputed_tokens: no part of the numbers above
 
   // What was counted since `earlier`, with the latter's ttft_ms.
   SessionStats Since(const SessionStats& earlier) const;
@@ -123,7 +124,7 @@ class Session {
   Status GenerateEach(std::span<const uint32_t> sequences, std::span<const GenerateOptions> options,
                       const TokenCallback& callback, std::span<GenerateResult> results);
 
-  const SessionStats& stats() const { return stats_; }
+  SessionStats stats() const;
   // Of the last turn: feeds and the call of Generate after them. While a turn is being fed, of that one.
   SessionStats turn_stats() const;
   // Nothing where all KV stays in memory as it was computed.
@@ -167,8 +168,9 @@ class Session {
   std::vector<std::string> notes_;
   std::vector<std::string> details_;
   std::vector<SequenceState> sequences_;
-  SessionStats stats_;
-  SessionStats turn_began_;  // with the turn's own ttft_ms
+  SessionStats stats_;              // without recomputed_tokens
+  uint64_t recomputed_before_ = 0;  // when they were reset
+  SessionStats turn_began_;         // with the turn's own ttft_ms
   bool turn_ended_ = true;
   // Since when the first token, and a turn's first one, is waited for.
   std::optional<Clock::time_point> work_began_;

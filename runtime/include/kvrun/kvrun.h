@@ -354,28 +354,31 @@ KVRUN_API kvrun_status kvrun_kv_options_json(char** json);
  * is a number, bytes or a path, and where there is no such option. */
 KVRUN_API kvrun_status kvrun_kv_option_choices_json(const char* name, char** json);
 
-/* Tells how a session with these options would spend its budget, before anything is loaded. If the session is
- * impossible, the answer is KVRUN_OUT_OF_MEMORY or KVRUN_INVALID_ARGUMENT, and the message says what is
+/* Tells how a session with these options would spend its budget, before anything is loaded. If the session
+ * is impossible, the answer is KVRUN_OUT_OF_MEMORY or KVRUN_INVALID_ARGUMENT, and the message says what is
  * possible. JSON object: line (a summary for people), method, on_flash (whether that method keeps KV there),
  * full_bytes (f16 KV of the whole context, all sequences), budget_bytes (null: none; for a share that was
  * raised, what it was raised to), prefill_bytes and decode_bytes (in memory, of the budget), parts [{name,
- * bytes, prefill, decode: whether it exists in this phase}, the largest first]; in the units of the options:
- * group, select, layer_select (of each layer, select being their mean; null: all layers select as many),
- * hide's reading (null: how much is selected does not follow it; else an object: hide,
- * reads_per_layer (expected of a token), read_us (they take) and layer_us (a layer's computing; both null:
- * not known), limited_by: "time" or "budget"), reads (0: all that is selected is read), adapt, sample, seed,
- * mass (null: not asked for), window, sinks, reuse, rank (0: no index), index, heads, policy, clusters (null:
- * the method has none; else an object: cluster, cluster_max, cluster_room, pending, upkeep, split, update,
- * layout, representatives), kept (null: the method does not evict; else an object: entries (of a list, on
- * average; select is the same), most_entries (of any list, however they share), shares, precisions and
- * moments (null: the method has no such choice), observed_rows (how many of a prompt's rows say what stays,
- * at most)), static (null: there is no static set; else an object: entries (of a list), share, by_prompt,
- * steps, repage, observed_rows, precisions and moments (null: the method has no such choice)), k_type,
- * v_type, rotate, adapter_kind (null if there is none); folder (where KV lies; null: in memory); notes [..]
- * (one if the context is longer than what the model was trained with) and details [..] (for experts). A file
- * of adapters is read to check that it suits; the folder for KV is not created. If no group is given, the one
- * that kvswap takes depends on the storage under that folder. Its speed is measured at first use (0.1 to 0.4
- * seconds on flash) and kept in the user's cache folder; `details` say if the group is not 4. */
+ * bytes, prefill, decode: whether it exists in this phase}, the largest first], states (null: all layers
+ * keep growing KV; else an object, of what the others keep: bytes (of all sequences, with copies), copies
+ * (of a sequence, which a cut goes back to), tokens_per_copy (of a text that fills the context)); in the
+ * units of the options: group, select, layer_select (of each layer, select being their mean; null: all
+ * layers select as many), hide's reading (null: how much is selected does not follow it; else an object:
+ * hide, reads_per_layer (expected of a token), read_us (they take) and layer_us (a layer's computing; both
+ * null: not known), limited_by: "time" or "budget"), reads (0: all that is selected is read), adapt, sample,
+ * seed, mass (null: not asked for), window, sinks, reuse, rank (0: no index), index, heads, policy, clusters
+ * (null: the method has none; else an object: cluster, cluster_max, cluster_room, pending, upkeep, split,
+ * update, layout, representatives), kept (null: the method does not evict; else an object: entries (of a
+ * list, on average; select is the same), most_entries (of any list, however they share), shares, precisions
+ * and moments (null: the method has no such choice), observed_rows (how many of a prompt's rows say what
+ * stays, at most)), static (null: there is no static set; else an object: entries (of a list), share,
+ * by_prompt, steps, repage, observed_rows, precisions and moments (null: the method has no such choice)),
+ * k_type, v_type, rotate, adapter_kind (null if there is none); folder (where KV lies; null: in memory);
+ * notes [..] (one if the context is longer than what the model was trained with) and details [..] (for
+ * experts). A file of adapters is read to check that it suits; the folder for KV is not created. If no group
+ * is given, the one that kvswap takes depends on the storage under that folder. Its speed is measured at
+ * first use (0.1 to 0.4 seconds on flash) and kept in the user's cache folder; `details` say if the group is
+ * not 4. */
 KVRUN_API kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_options* options,
                                           char** json);
 
@@ -519,22 +522,24 @@ KVRUN_API kvrun_status kvrun_session_generate_each(kvrun_session* session, const
 
 /* JSON object: prefill_tokens, prefill_ms, prefill_tps, answer_tokens (generated, without those that end an
  * answer), decode_tokens (of decode steps: an answer's first token comes from the prefill), decode_ms,
- * decode_tps, ttft_ms, last (an object with all of these, of the last turn alone: feeds and the call of
- * kvrun_session_generate after them), memory {weights, kv, activations, staging, total: bytes, of the device;
- * process: the bytes of memory of this process, as its system counts them, and process_peak, the most so far;
- * null where the system does not say; all: process, and what the device has beside it}, operations
- * [{name, count, ms}] with profile, notes [..], details [..] (notes for experts). If KV is kept in records
- * (any method but "full", or "full" in types other than f16 and f32) there is also kv: line (what it is, for
- * experts), method, full_bytes, budget_bytes, prefill_bytes, decode_bytes, parts (as in kvrun_kv_plan_json);
- * of decoding: chosen_groups (without sinks), drawn_groups (of them, at random), entries_per_layer {mean,
- * least, most} (chosen by a stream of a layer in a step, without sinks), own_hits (chosen groups that were in
- * memory already), stand_in_groups (those that were not read, as others in memory stood in for them),
- * pool_reads (those that were read into the pool that layers share, as they found no room in their layer's
- * reuse buffer), hit_rate (own_hits of chosen_groups), kept (null: the method does not evict; else an object,
- * of all lists of all layers and sequences, without the window: original (entries that are exact), low (those
- * in 8 bits), evicted (since each sequence began, what was not kept of its prompt among them), lowered (those
- * that went from exact to 8 bits while decoding), original_shares [of each layer, of sequence 0: the share
- * that is exact, 0..1; empty where the method has no such choice]), static (as a plan has it, and
+ * decode_tps, ttft_ms, recomputed_tokens (once more, after a truncation or a failed step, as the model has
+ * layers that cannot go back; no part of the other numbers of tokens, but of their time), last (an object
+ * with all of these, of the last turn alone: feeds and the call of kvrun_session_generate after them),
+ * memory {weights, kv, activations, staging, total: bytes, of the device; process: the bytes of memory of
+ * this process, as its system counts them, and process_peak, the most so far; null where the system does not
+ * say; all: process, and what the device has beside it}, operations [{name, count, ms}] with profile, notes
+ * [..], details [..] (notes for experts). If KV is kept in records (any method but "full", or "full" in
+ * types other than f16 and f32) there is also kv: line (what it is, for experts), method, full_bytes,
+ * budget_bytes, prefill_bytes, decode_bytes, parts, states (as in kvrun_kv_plan_json); of decoding:
+ * chosen_groups (without sinks), drawn_groups (of them, at random), entries_per_layer {mean, least, most}
+ * (chosen by a stream of a layer in a step, without sinks), own_hits (chosen groups that were in memory
+ * already), stand_in_groups (those that were not read, as others in memory stood in for them), pool_reads
+ * (those that were read into the pool that layers share, as they found no room in their layer's reuse
+ * buffer), hit_rate (own_hits of chosen_groups), kept (null: the method does not evict; else an object, of
+ * all lists of all layers and sequences, without the window: original (entries that are exact), low (those
+ * in 8 bits), evicted (since each sequence began, what was not kept of its prompt among them), lowered
+ * (those that went from exact to 8 bits while decoding), original_shares [of each layer, of sequence 0: the
+ * share that is exact, 0..1; empty where the method has no such choice]), static (as a plan has it, and
  * chosen_again (how often, while decoding), chosen_again_ms, repaged_bytes (written for pages that were laid
  * anew)), stall_ms_per_token (how long the device waited for flash), io_hidden (0..1, the share of reading
  * that it did not wait for), and with profile layers [{loads, ms}]; of prefill and decoding: io_mode
