@@ -132,6 +132,28 @@ TEST_P(StateCopies, CopiesWithinAPrompt) {
   }
 }
 
+// What is computed once more is told as a part of what was given.
+TEST_P(StateCopies, ProgressIsOfWhatWasGiven) {
+  const auto pass =
+      loaded_.NewPass({.n_ctx = kRoom, .offloaded = TiledOptions("--kv-method flexgen --kv-type f16")});
+  RunSpan(*pass, SpanKind::kPrompt, 0, kCopiedTokens);
+  const uint32_t length = LastCopyBefore(*pass, 300) + 30;
+  std::vector<std::pair<uint64_t, uint64_t>> told;
+  pass->SetProgress([&](uint64_t done, uint64_t total) {
+    told.emplace_back(done, total);
+    return false;
+  });
+  RunSpan(*pass, SpanKind::kPrompt, length, length + 10);
+  EXPECT_EQ(pass->recomputed_tokens(), 30U);
+  ASSERT_FALSE(told.empty());
+  EXPECT_TRUE(std::is_sorted(told.begin(), told.end()));
+  EXPECT_GT(told.back().first, 0U);
+  for (const auto& [done, total] : told) {
+    EXPECT_EQ(total, 10U);
+    EXPECT_LE(done, total);
+  }
+}
+
 TEST_P(StateCopies, MemoryIsAsPlanned) {
   const uint64_t without = KvBytesInUse(loaded_);
   const auto resident = NewCopyingPass(2);
@@ -200,17 +222,8 @@ TEST_P(StateCopies, ABatchSharesThem) {
   EXPECT_EQ(KvBytesInUse(loaded_), before) << "memory of its own";
 }
 
-// The others go back by themselves.
-std::vector<ArchitectureCase> CasesWithStates() {
-  std::vector<ArchitectureCase> cases;
-  for (const ArchitectureCase& one : ArchitectureCases()) {
-    for (const char* name : {"/gemma", "/lfm", "/qwen35"}) {
-      if (one.model.find(name) != std::string::npos) cases.push_back(one);
-    }
-  }
-  return cases;
-}
-INSTANTIATE_TEST_SUITE_P(Shared, StateCopies, ::testing::ValuesIn(CasesWithStates()), ArchitectureName);
+INSTANTIATE_TEST_SUITE_P(Shared, StateCopies, ::testing::ValuesIn(ArchitecturesWithStates()),
+                         ArchitectureName);
 
 }  // namespace
 }  // namespace kvrun::testing

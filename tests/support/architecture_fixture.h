@@ -39,6 +39,17 @@ inline std::vector<ArchitectureCase> ArchitectureCases() {
   return cases;
 }
 
+// Of them, those with layers that cannot go back.
+inline std::vector<ArchitectureCase> ArchitecturesWithStates() {
+  std::vector<ArchitectureCase> cases;
+  for (const ArchitectureCase& one : ArchitectureCases()) {
+    for (const char* name : {"/gemma", "/lfm", "/qwen35"}) {
+      if (one.model.find(name) != std::string::npos) cases.push_back(one);
+    }
+  }
+  return cases;
+}
+
 class ArchitectureFixture : public ::testing::TestWithParam<ArchitectureCase> {
  protected:
   void SetUp() override {

@@ -24,10 +24,14 @@ ResumingPass::ResumingPass(std::unique_ptr<ForwardPass> pass, uint32_t n_sequenc
 
 Status ResumingPass::Run(const ForwardStep& step, std::span<const uint32_t> outputs,
                          std::span<float> logits) {
+  work_ = {.n_repeated = 0, .n_all = step.size(), .n_of_step = step.size()};
   for (const KvSpan& span : step.kv().spans) {
     if (span.sequence >= sequences_.size()) {
       return {StatusCode::kInternal, fmt::format("there is no sequence {}", span.sequence)};
     }
+    work_.n_all += MissingBefore(span.sequence, span.first_position);
+  }
+  for (const KvSpan& span : step.kv().spans) {
     KVRUN_RETURN_IF_ERROR(ComeTo(span.sequence, span.first_position));
   }
   KVRUN_RETURN_IF_ERROR(Compute(step, outputs, logits));
@@ -44,6 +48,23 @@ void ResumingPass::Cut(uint32_t sequence, uint32_t length) {
   if (sequence < sequences_.size()) places_.Cut(sequence, length);
 }
 
+void ResumingPass::SetProgress(StepProgress progress) {
+  if (!progress) return pass_->SetProgress({});
+  pass_->SetProgress([this, progress = std::move(progress)](uint64_t done, uint64_t /*total*/) {
+    const uint64_t n_done = std::min(work_.n_repeated + done, work_.n_all);
+    return progress(n_done * work_.n_of_step / work_.n_all, work_.n_of_step);
+  });
+}
+
+uint32_t ResumingPass::MissingBefore(uint32_t nth, uint32_t position) const {
+  if (position == 0 || sequences_[nth].position == position) return 0;
+  uint32_t last = 0;
+  for (const CopyPlaces::Place& place : places_.of(nth)) {
+    if (place.position <= position) last = place.position;
+  }
+  return position - last;
+}
+
 Status ResumingPass::ComeTo(uint32_t nth, uint32_t position) {
   Sequence& sequence = sequences_[nth];
   if (position > sequence.ids.size()) {
@@ -57,10 +78,10 @@ Status ResumingPass::ComeTo(uint32_t nth, uint32_t position) {
     return Status::Ok();
   }
   if (sequence.position == position) return Status::Ok();
+  const uint32_t begin = position - MissingBefore(nth, position);
   sequence.position.reset();
-  uint32_t begin = 0;
-  if (const auto kept = places_.of(nth); !kept.empty()) {
-    begin = kept.back().position;
+  if (begin > 0) {
+    const auto kept = places_.of(nth);
     KVRUN_RETURN_IF_ERROR(pass_->layer_states()->Restore(nth, *copies_[kept.back().slot]));
   }
   sequence.position = begin;
@@ -75,6 +96,7 @@ Status ResumingPass::Repeat(uint32_t nth, uint32_t begin, uint32_t end) {
     repeated_.Add(SpanKind::kPrompt, ids.subspan(position, n), position, nth);
     KVRUN_RETURN_IF_ERROR(Compute(repeated_, {}, {}));
     recomputed_tokens_ += n;
+    work_.n_repeated += n;
   }
   return Status::Ok();
 }

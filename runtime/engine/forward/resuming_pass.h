@@ -32,7 +32,8 @@ class ResumingPass : public ForwardPass {
   Status MoreLogits(std::span<const uint32_t> outputs, std::span<float> logits) override {
     return pass_->MoreLogits(outputs, logits);
   }
-  void SetProgress(StepProgress progress) override { pass_->SetProgress(std::move(progress)); }
+  // What is computed once more is a part of a Run's work: its rows count as less than one each then.
+  void SetProgress(StepProgress progress) override;
   std::optional<KvReport> kv_report() const override { return pass_->kv_report(); }
   void ResetKvReport() override { pass_->ResetKvReport(); }
   RecordCache* record_cache() override { return pass_->record_cache(); }
@@ -49,6 +50,8 @@ class ResumingPass : public ForwardPass {
     std::optional<uint32_t> position = 0;  // of the states as they are; nothing: a step has failed, who knows
   };
 
+  // How many tokens the sequence lacks before its states are those before `position`; at most that many.
+  uint32_t MissingBefore(uint32_t sequence, uint32_t position) const;
   Status ComeTo(uint32_t sequence, uint32_t position);
   Status Repeat(uint32_t sequence, uint32_t begin, uint32_t end);
   // Computes the step, whose sequences' states are where it begins, and makes copies.
@@ -66,6 +69,13 @@ class ResumingPass : public ForwardPass {
   std::vector<std::optional<LayerStates::Copy>> copies_;  // of each slot; nothing: not made yet
   const ForwardStep* computed_ = nullptr;                 // while it is
   ForwardStep repeated_;
+  // Of a Run: rows that were computed once more, and in all; those of its step.
+  struct Work {
+    uint64_t n_repeated = 0;
+    uint64_t n_all = 0;
+    uint64_t n_of_step = 0;
+  };
+  Work work_;
   uint64_t recomputed_tokens_ = 0;
 };
 
