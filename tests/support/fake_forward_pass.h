@@ -20,6 +20,8 @@ struct FakePassLog {
   std::atomic<uint64_t> n_runs = 0;
   std::atomic<int> fail_at_run = -1;  // the number of the Run that answers kDevice
   std::atomic<int> nan_at_run = -1;
+  std::atomic<uint64_t> n_recomputed = 0;           // what passes say
+  std::vector<std::pair<uint32_t, uint32_t>> cuts;  // sequence, length
 };
 
 struct FakePassOptions {
@@ -48,6 +50,12 @@ class FakeForwardPass : public ForwardPass {
   std::optional<KvReport> kv_report() const override { return options_.kv_report; }
   // Keeps the plan.
   void ResetKvReport() override;
+  void Cut(uint32_t sequence, uint32_t length) override {
+    if (options_.log != nullptr) options_.log->cuts.emplace_back(sequence, length);
+  }
+  uint64_t recomputed_tokens() const override {
+    return options_.log != nullptr ? options_.log->n_recomputed.load() : 0;
+  }
 
   // The logits after `tokens`, as Run writes them without a script.
   static std::vector<float> LogitsAfter(std::span<const TokenId> tokens, uint32_t n_vocab);

@@ -133,5 +133,29 @@ TEST_F(SessionTest, ATurnIsItsFeedsAndTheAnswerToThem) {
   EXPECT_EQ(session->turn_stats().answer_tokens, 0U);
 }
 
+// What a cut costs is told apart from what was given, and counted from the reset and the turn on.
+TEST_F(SessionTest, TokensThatAreComputedAgainAreTold) {
+  log_.n_recomputed = 100;  // before this session's
+  auto session = Make();
+  session->ResetStats();
+  ASSERT_TRUE(session->Feed(0, SomeIds(20)).ok());
+  Generate(session.get(), {0}, Tokens(3));
+  EXPECT_EQ(session->stats().recomputed_tokens, 0U);
+  ASSERT_TRUE(session->Truncate(0, 12).ok());
+  EXPECT_EQ(log_.cuts, (std::vector<std::pair<uint32_t, uint32_t>>{{0, 12}}));
+  ASSERT_TRUE(session->Feed(0, SomeIds(4)).ok());
+  log_.n_recomputed += 8;
+  EXPECT_EQ(session->stats().recomputed_tokens, 8U);
+  EXPECT_EQ(session->turn_stats().recomputed_tokens, 8U);
+  EXPECT_EQ(session->stats().prefill_tokens, 24U);
+  Generate(session.get(), {0}, Tokens(3));
+  ASSERT_TRUE(session->Feed(0, SomeIds(4)).ok());
+  log_.n_recomputed += 2;
+  EXPECT_EQ(session->stats().recomputed_tokens, 10U);
+  EXPECT_EQ(session->turn_stats().recomputed_tokens, 2U);
+  session->ResetStats();
+  EXPECT_EQ(session->stats().recomputed_tokens, 0U);
+}
+
 }  // namespace
 }  // namespace kvrun
