@@ -34,7 +34,7 @@ class OffloadedForwardPass final : public ForwardPass {
         spill_(std::move(spill)),
         prompt_rows_(commands_),
         refresh_(
-            *cache_, [this](std::span<const StepRow> rows) { return RunPrompt(rows, {}); },
+            *cache_, states_, [this](std::span<const StepRow> rows) { return RunPrompt(rows, {}); },
             [this] { return BeginDecode(); }),
         parts_(commands_.config().n_vocab) {}
 
@@ -152,11 +152,9 @@ Status OffloadedForwardPass::RunPart(const StepPart& part, std::span<const uint3
   const bool is_prompt = part.is_prompt && rows.size() > 1;
   KVRUN_RETURN_IF_ERROR(refresh_.CatchUp(is_prompt ? rows.first(1) : rows));
   if (!is_prompt) {
-    // It computes tokens again, which states cannot take.
-    if (states_.are_none()) KVRUN_RETURN_IF_ERROR(refresh_.ChooseAgain(rows));
+    KVRUN_RETURN_IF_ERROR(refresh_.ChooseAgain(rows));
     KVRUN_RETURN_IF_ERROR(RunDecode(rows, outputs, logits));
-    refresh_.Note(rows);
-    return Status::Ok();
+    return refresh_.Note(rows);
   }
   const bool goes_on = LeavesGaps(cache_->plan()) && rows[0].position > 0;
   StepProgress of_part;
@@ -167,7 +165,7 @@ Status OffloadedForwardPass::RunPart(const StepPart& part, std::span<const uint3
   }
   const StepProgress& progress = of_part ? of_part : progress_;
   KVRUN_RETURN_IF_ERROR(goes_on ? RunRowByRow(rows, outputs, progress) : RunPrompt(rows, progress));
-  refresh_.NotePrompt(rows);
+  KVRUN_RETURN_IF_ERROR(refresh_.NotePrompt(rows));
   return outputs.empty() ? Status::Ok() : MoreLogits(outputs, logits);
 }
 

@@ -5,35 +5,51 @@
 
 namespace kvrun {
 
-StaticRefresh::StaticRefresh(const RecordCache& cache, ComputePrompt compute_prompt, BeginDecode begin_decode)
-    : cache_(cache), compute_prompt_(std::move(compute_prompt)), begin_decode_(std::move(begin_decode)) {
+StaticRefresh::StaticRefresh(const RecordCache& cache, LayerStates& states, ComputePrompt compute_prompt,
+                             BeginDecode begin_decode)
+    : cache_(cache),
+      states_(states),
+      compute_prompt_(std::move(compute_prompt)),
+      begin_decode_(std::move(begin_decode)) {
   const KvPlan& plan = cache.plan();
   if (!plan.has_statics()) return;
   report_.emplace();
   if (statics().steps == 0) return;
+  if (!states.are_none()) {
+    if (!plan.states.has_aside) return;
+    asides_.resize(plan.n_sequences);
+  }
   recent_.resize(plan.n_sequences);
   for (RecentTokens& recent : recent_) recent.ids.reserve(statics().observed_rows + 1);
 }
 
-// The sequence's last tokens from `begin` on.
-Status StaticRefresh::ComputeAgain(uint32_t sequence, uint32_t begin) {
-  const RecentTokens& recent = recent_[sequence];
+// States are set aside after the choice before.
+uint32_t StaticRefresh::most_rows() const {
+  return asides_.empty() ? statics().observed_rows : std::min(statics().observed_rows, statics().steps);
+}
+
+// The sequence's last tokens from `begin` on. Their states are set back to there.
+Status StaticRefresh::ComputeAgain(uint32_t sequence, uint32_t begin, uint32_t end) {
+  RecentTokens& recent = recent_[sequence];
+  if (!asides_.empty()) KVRUN_RETURN_IF_ERROR(states_.Restore(sequence, *asides_[sequence].states));
   std::vector<StepRow> rows;
-  for (uint32_t position = begin; position < recent.end; ++position) {
+  for (uint32_t position = begin; position < end; ++position) {
     rows.push_back({recent.At(position), position, sequence});
   }
   KVRUN_RETURN_IF_ERROR(compute_prompt_(rows));
-  recent_[sequence].chosen_at = recent.end;
-  return Status::Ok();
+  recent.chosen_at = end;
+  return SetAside(sequence);
 }
 
+// States are where the row is: other layers alone go on up to there.
 Status StaticRefresh::CatchUp(std::span<const StepRow> rows) {
   for (const StepRow& row : rows) {
     if (recent_.empty() || cache_.length(row.sequence) >= row.position) continue;
     const RecentTokens& recent = recent_[row.sequence];
     const uint32_t length = cache_.length(row.sequence);
     if (row.position > recent.end || length < recent.begin()) continue;
-    KVRUN_RETURN_IF_ERROR(ComputeAgain(row.sequence, length));
+    if (!asides_.empty() && asides_[row.sequence].position != length) continue;
+    KVRUN_RETURN_IF_ERROR(ComputeAgain(row.sequence, length, asides_.empty() ? recent.end : row.position));
   }
   return Status::Ok();
 }
@@ -50,9 +66,14 @@ Status StaticRefresh::ChooseAgain(std::span<const StepRow> rows) {
     RecentTokens& recent = recent_[row.sequence];
     recent.chosen_at = std::min(recent.chosen_at, row.position);
     if (row.position - recent.chosen_at < statics().steps || recent.end != row.position) continue;
-    const auto n = std::min<uint32_t>(static_cast<uint32_t>(recent.ids.size()), statics().observed_rows);
+    const auto n = std::min<uint32_t>(static_cast<uint32_t>(recent.ids.size()), most_rows());
     if (n < 2) continue;
-    KVRUN_RETURN_IF_ERROR(ComputeAgain(row.sequence, row.position - n));
+    if (!asides_.empty() && asides_[row.sequence].position != row.position - n) {
+      recent.chosen_at = row.position;  // its next turn
+      KVRUN_RETURN_IF_ERROR(SetAside(row.sequence));
+      continue;
+    }
+    KVRUN_RETURN_IF_ERROR(ComputeAgain(row.sequence, row.position - n, row.position));
     ++report_->n_chosen_again;
     is_chosen = true;
   }
@@ -63,14 +84,45 @@ Status StaticRefresh::ChooseAgain(std::span<const StepRow> rows) {
   return Status::Ok();
 }
 
-void StaticRefresh::Note(std::span<const StepRow> rows) {
-  if (recent_.empty()) return;
-  for (const StepRow& row : rows) recent_[row.sequence].Add(row, statics().observed_rows);
+void StaticRefresh::Add(std::span<const StepRow> rows) {
+  for (const StepRow& row : rows) {
+    recent_[row.sequence].Add(row, statics().observed_rows);
+    if (asides_.empty()) continue;
+    Aside& aside = asides_[row.sequence];
+    if (aside.position && row.position < *aside.position) aside.position.reset();
+  }
 }
 
-void StaticRefresh::NotePrompt(std::span<const StepRow> rows) {
-  Note(rows);
-  if (!recent_.empty()) recent_[rows[0].sequence].chosen_at = rows.back().position + 1;
+Status StaticRefresh::Note(std::span<const StepRow> rows) {
+  if (recent_.empty()) return Status::Ok();
+  Add(rows);
+  for (const StepRow& row : rows) KVRUN_RETURN_IF_ERROR(SetAside(row.sequence));
+  return Status::Ok();
+}
+
+Status StaticRefresh::NotePrompt(std::span<const StepRow> rows) {
+  if (recent_.empty()) return Status::Ok();
+  Add(rows);
+  recent_[rows[0].sequence].chosen_at = rows.back().position + 1;
+  return SetAside(rows[0].sequence);
+}
+
+// The states as they are, if the tokens from here on are those that will be computed again. Without memory
+// for them the set stays as it is.
+Status StaticRefresh::SetAside(uint32_t sequence) {
+  if (asides_.empty()) return Status::Ok();
+  const RecentTokens& recent = recent_[sequence];
+  if (recent.end + most_rows() != recent.chosen_at + statics().steps) return Status::Ok();
+  Aside& aside = asides_[sequence];
+  aside.position.reset();
+  if (!aside.states) {
+    Result<LayerStates::Copy> made = states_.MakeCopy();
+    if (!made.ok()) return Status::Ok();
+    aside.states = std::move(made).value();
+  }
+  KVRUN_RETURN_IF_ERROR(states_.Save(sequence, *aside.states));
+  aside.position = recent.end;
+  return Status::Ok();
 }
 
 std::optional<StaticReport> StaticRefresh::report() const {

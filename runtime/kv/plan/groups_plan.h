@@ -20,6 +20,7 @@ struct GroupsPlan : FamilyAnswers {
   StaticShare static_share() const { return statics.share; }
   uint32_t n_statics() const { return statics.n_entries; }
   uint32_t most_statics() const { return statics.most_entries; }
+  uint32_t static_steps() const { return statics.n_entries > 0 ? statics.steps : 0; }
   uint32_t n_total() const { return statics.n_total; }
   bool lays_pages() const { return n_statics() > 0 && statics.lays_pages; }
   uint32_t most_observed() const { return statics.observed_rows; }

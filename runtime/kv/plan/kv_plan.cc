@@ -100,6 +100,10 @@ uint32_t KvPlan::most_statics() const {
   return Ask(*this, [](const auto& own) { return own.most_statics(); });
 }
 
+uint32_t KvPlan::static_steps() const {
+  return Ask(*this, [](const auto& own) { return own.static_steps(); });
+}
+
 uint32_t KvPlan::observed_rows() const {
   return Ask(*this, [](const auto& own) { return own.most_observed(); });
 }

@@ -250,6 +250,7 @@ struct KvPlan {
   StaticShare static_share() const;
   uint32_t n_statics() const;     // entries of a stream
   uint32_t most_statics() const;  // however its precisions are shared out
+  uint32_t static_steps() const;  // StaticPlan::steps, where there is a static set
 
   // --- Prompts.
   // At most so many rows are observed: how much attention they give to each entry is asked for.

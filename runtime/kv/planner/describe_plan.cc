@@ -25,6 +25,7 @@ std::string DescribePlan(const KvPlan& plan) {
                         FormatBytes(plan.states.bytes(plan.n_sequences)), plan.states.n_copies,
                         plan.states.tokens_per_copy(plan.n_ctx));
     if (plan.n_sequences > 1) text += " of each sequence";
+    if (plan.states.has_aside) text += ", and one to choose the static set again";
   }
   return text;
 }

@@ -150,7 +150,31 @@ Result<KvOptions> WithoutStates(const KvOptions& options, uint64_t state_bytes) 
   return growing;
 }
 
-// The same with a budget that is smaller by so many bytes; nothing where that is too small.
+// With the least copies. Where a static set is chosen again while decoding, with one more for that, if the
+// budget has room for it: else prompts alone choose the set.
+Result<KvPlan> PlanWithLeast(const KvOptions& options, const KvModelShape& model, uint32_t n_ctx,
+                             uint32_t n_sequences, uint32_t io_alignment_bytes, KvOptions* growing) {
+  StatesPlan states = StatesPlan::Least(model.state_bytes);
+  KVRUN_ASSIGN_OR_RETURN(*growing, WithoutStates(options, states.bytes(n_sequences)));
+  Result<KvPlan> plan = PlanGrowing(*growing, model, n_ctx, n_sequences, io_alignment_bytes);
+  if (!plan.ok()) {
+    if (model.state_bytes == 0) return plan;
+    return plan.status().WithContext(fmt::format("beside the {} that layers without growing KV keep",
+                                                 BytesText(states.bytes(n_sequences))));
+  }
+  plan->states = states;
+  if (model.state_bytes == 0 || plan->static_steps() == 0) return plan;
+  states.has_aside = true;
+  const Result<KvOptions> smaller = WithoutStates(options, states.bytes(n_sequences));
+  if (!smaller.ok()) return plan;
+  Result<KvPlan> with_aside = PlanGrowing(*smaller, model, n_ctx, n_sequences, io_alignment_bytes);
+  if (!with_aside.ok()) return plan;
+  with_aside->states = states;
+  *growing = *smaller;
+  return with_aside;
+}
+
+// `plan` with a budget that is smaller by so many bytes; nothing where that is too small.
 std::optional<KvPlan> PlanWithLess(const KvPlan& plan, uint64_t bytes, const KvOptions& growing,
                                    const KvModelShape& model, uint32_t io_alignment_bytes) {
   KvOptions smaller = growing;
@@ -211,20 +235,15 @@ Result<KvPlan> PlanKv(const KvOptions& options, const KvModelShape& model, uint3
                       uint32_t n_sequences, uint32_t io_alignment_bytes) {
   KVRUN_CHECK(std::has_single_bit(io_alignment_bytes));
   KVRUN_RETURN_IF_ERROR(CheckInput(options, model, n_ctx, n_sequences));
-  const StatesPlan least = StatesPlan::Least(model.state_bytes);
-  KVRUN_ASSIGN_OR_RETURN(const KvOptions growing, WithoutStates(options, least.bytes(n_sequences)));
-  Result<KvPlan> plan = PlanGrowing(growing, model, n_ctx, n_sequences, io_alignment_bytes);
+  KvOptions growing;
+  KVRUN_ASSIGN_OR_RETURN(KvPlan plan,
+                         PlanWithLeast(options, model, n_ctx, n_sequences, io_alignment_bytes, &growing));
   if (model.state_bytes == 0) return plan;
-  if (!plan.ok()) {
-    return plan.status().WithContext(fmt::format("beside the {} that layers without growing KV keep",
-                                                 BytesText(least.bytes(n_sequences))));
-  }
-  plan->states = least;
-  plan = WithMoreCopies(std::move(plan).value(), growing, model, io_alignment_bytes);
-  const uint64_t state_bytes = plan->states.bytes(n_sequences);
-  plan->parts.push_back({"states", state_bytes, true, true});
-  plan->budget.full_bytes += state_bytes;
-  if (plan->budget.bytes != UINT64_MAX) plan->budget.bytes += state_bytes;
+  plan = WithMoreCopies(std::move(plan), growing, model, io_alignment_bytes);
+  const uint64_t state_bytes = plan.states.bytes(n_sequences);
+  plan.parts.push_back({"states", state_bytes, true, true});
+  plan.budget.full_bytes += state_bytes;
+  if (plan.budget.bytes != UINT64_MAX) plan.budget.bytes += state_bytes;
   return plan;
 }
 
