@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "platform/io/block_file.h"
+#include "runtime/engine/engine.h"
 #include "runtime/engine/forward/create_forward_pass.h"
 #include "runtime/engine/forward/resuming_pass.h"
 #include "runtime/engine/session/session_kv.h"
@@ -27,7 +28,7 @@ namespace {
 
 constexpr size_t kCopiedTokens = 480;
 constexpr size_t kPartTokens = 24;
-constexpr uint32_t kCopies = 4;
+constexpr uint32_t kCopies = 8;
 
 class StateCopies : public ArchitectureFixture {
  protected:
@@ -220,6 +221,42 @@ TEST_P(StateCopies, ABatchSharesThem) {
   Read(*pass, 201, kCopiedTokens, 1);
   EXPECT_EQ(CopiesOf(*pass, 1).size(), 2 * kCopies);
   EXPECT_EQ(KvBytesInUse(loaded_), before) << "memory of its own";
+}
+
+// From a budget to what an edit costs; all KV in memory, and on flash.
+TEST_P(StateCopies, ASessionHasWhatItsBudgetPays) {
+  constexpr uint32_t kContext = 2048;
+  const std::vector<int> ids = SomeIds(1900, 11, n_vocab_);
+  EngineOptions engine_options;
+  engine_options.device = DeviceOptionsHere();
+  const auto engine = OrDie(Engine::Create(*loaded_.model, engine_options));
+  for (const char* budget : {"4MiB", "60%"}) {
+    SCOPED_TRACE(budget);
+    SessionOptions options;
+    options.n_ctx = kContext;
+    options.kv.storage.folder = folder_.Path("kv");
+    options.kv.storage.allow_tmpfs = true;
+    RunOrDie(ParseKvOptions(std::string("--kv-budget ") + budget, &options.kv));
+    const KvPlan plan = OrDie(engine->PlanSession(options.kv, kContext, 1));
+    const auto session = OrDie(engine->CreateSession(options));
+    RunOrDie(session->Feed(0, ids));
+    EXPECT_EQ(session->stats().recomputed_tokens, 0U);
+    RunOrDie(session->Truncate(0, 1700));
+    RunOrDie(session->Feed(0, std::span(ids).first(5)));
+    const uint64_t n_again = session->stats().recomputed_tokens;
+    const uint32_t n_copies = plan.states.n_copies;
+    const uint32_t most_halves = n_copies < 8 ? 7 : 5;  // of the mean
+    EXPECT_LE(n_again, most_halves * plan.states.tokens_per_copy(kContext) / 2 + kStateCopyTokens);
+    EXPECT_LT(n_again, 1700U);
+    // Where it was cut before, there is a copy now, if there are some more than the last.
+    RunOrDie(session->Truncate(0, 1700));
+    RunOrDie(session->Feed(0, std::span(ids).first(9)));
+    EXPECT_LE(session->stats().recomputed_tokens, (n_copies < 8 ? 2 : 1) * n_again);
+    RunOrDie(session->Truncate(0, 100));
+    const uint64_t before = session->stats().recomputed_tokens;
+    RunOrDie(session->Feed(0, std::span(ids).first(5)));
+    EXPECT_EQ(session->stats().recomputed_tokens - before, 100U);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Shared, StateCopies, ::testing::ValuesIn(ArchitecturesWithStates()),

@@ -32,8 +32,8 @@ class CopyPlaces {
 
   // Which place is given up, where the text goes on to `end`; `places` is not empty, and all are before that.
   // The one whose neighbours are closest to each other, for how close copies should be there: evenly spaced
-  // over the text, and up to four times closer towards its end. So no two neighbours are farther apart than
-  // twice the mean, or a little more where there are few.
+  // over the text, and closer the nearer they are to its end, up to sixteen times. So no two neighbours of
+  // eight or more are farther apart than two and a half times the mean; fewer are mostly near the end.
   static size_t LeastNeeded(std::span<const Place> places, uint32_t end);
 
  private:
