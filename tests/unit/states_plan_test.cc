@@ -144,6 +144,33 @@ TEST(StatesPlan, WhatIsAskedForGoesFirst) {
   EXPECT_GT(with_room.states.n_copies, plan.states.n_copies);
 }
 
+// Whoever chooses a static set again sets states back, with one copy more: where the budget has room for it.
+TEST(StatesPlan, AStaticSetThatIsChosenAgainTakesOneMore) {
+  const auto of_prkv = [](KvOptions options) {
+    options.method = "prkv";
+    return options;
+  };
+  for (const KvOptions& options : {Share(1.0 / 8), Bytes(128 * kMiB)}) {
+    const KvPlan plan = Plan(of_prkv(options), kQwen35, 32768, 1, 4096);
+    SCOPED_TRACE(DescribePlan(plan));
+    EXPECT_TRUE(plan.states.has_aside);
+    EXPECT_EQ(PartBytes(plan, "states"), (2 + plan.states.n_copies) * kQwen35.state_bytes);
+    EXPECT_LE(plan.decode_bytes(), plan.budget.bytes);
+    EXPECT_FALSE(Plan(options, kQwen35, 32768, 1, 4096).states.has_aside) << "prompts alone choose it";
+  }
+  // The least that such a method takes is no more than before.
+  KvModelShape without = kQwen35;
+  without.state_bytes = 0;
+  uint64_t least = 0;
+  for (uint64_t step = 128 * kMiB; step > 0; step /= 2) {
+    if (!PlanKv(of_prkv(Bytes(least + step)), without, 32768, 1, 4096).ok()) least += step;
+  }
+  ++least;
+  const KvPlan plan = Plan(of_prkv(Bytes(least + 3 * kQwen35.state_bytes)), kQwen35, 32768, 1, 4096);
+  ExpectSound(plan, kQwen35);
+  EXPECT_FALSE(plan.states.has_aside);
+}
+
 TEST(StatesPlan, IsTold) {
   const KvPlan plan = Plan(Bytes(1024 * kMiB), kQwen35, 32768, 1, 4096);
   EXPECT_NE(DescribePlan(plan).find("; states 173.4 MiB: 8 copies, one per about 4096 tokens"),
