@@ -131,7 +131,7 @@ class KvSwapShortPrompt : public ::testing::Test {
     std::vector<Row> rows(n);
     for (uint32_t group = 0; group < n / kGroup; ++group) {
       for (uint32_t head = 0; head < heads; ++head) {
-        RunOrDie(cache.ReadGroups(layer, sequence * heads + head, group, 1, record));
+        RunOrDie(cache.prompts().ReadGroups(layer, sequence * heads + head, group, 1, record));
         DecodeKeys(shape, record, columns, keys);
         for (uint32_t i = 0; i < kGroup; ++i) {
           Row& row = rows[group * kGroup + i];
@@ -192,7 +192,7 @@ class KvSwapShortPrompt : public ::testing::Test {
     RecordCache& cache = *pass.record_cache();
     std::set<std::vector<uint32_t>> all;
     for (uint32_t layer = 0; layer < loaded_.model->config.n_layers; ++layer) {
-      const auto streams = cache.GroupsBeforeWindow(layer, 0, cache.length(0) - 1);
+      const auto streams = cache.reports().BeforeWindow(layer, 0, cache.length(0) - 1);
       for (uint32_t stream = 0; stream < streams.size(); ++stream) {
         for (const uint32_t group : streams[stream]) all.insert({layer, stream, group});
       }

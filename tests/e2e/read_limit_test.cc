@@ -108,7 +108,7 @@ TEST_F(ReadLimitTest, AfterTruncationNothingIsAttendedToTwice) {
     RecordCache& cache = *pass->record_cache();
     const KvPlan& plan = cache.plan();
     for (uint32_t layer = 0; layer < loaded_.model->config.n_layers; ++layer) {
-      for (const std::vector<uint32_t>& groups : cache.GroupsBeforeWindow(layer, 0, length)) {
+      for (const std::vector<uint32_t>& groups : cache.reports().BeforeWindow(layer, 0, length)) {
         EXPECT_TRUE(std::is_sorted(groups.begin(), groups.end()));
         EXPECT_TRUE(std::adjacent_find(groups.begin(), groups.end()) == groups.end());
         ASSERT_FALSE(groups.empty());

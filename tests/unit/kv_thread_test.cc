@@ -30,6 +30,7 @@
 #include "runtime/engine/measure/random_kv.h"
 #include "runtime/kv/planner/plan_kv.h"
 #include "runtime/kv/serve/kv_stores.h"
+#include "runtime/kv/serve/record_cache.h"
 #include "tests/support/fake_device.h"
 #include "tests/support/mischievous_file.h"
 #include "tests/support/or_die.h"
@@ -261,7 +262,7 @@ class Schedule {
     cache_ = OrDie(RecordCache::Create(device_, plan, kServedLayers,
                                        OrDie(MakeKvStores(plan, kServedLayers, std::move(file))), nullptr));
     for (uint32_t sequence = 0; sequence < kServedSequences; ++sequence) Fill(sequence);
-    thread_.emplace(device_, *cache_, kServedLayers);
+    thread_.emplace(device_, cache_->steps(), kServedLayers);
   }
   ~Schedule() {
     thread_.reset();
@@ -290,7 +291,7 @@ class Schedule {
 
   void Fill(uint32_t sequence) {
     lengths_[sequence] = 20 + random_.Below(80);
-    RunOrDie(FillRandomly(*cache_, kServedLayers, sequence, lengths_[sequence]));
+    RunOrDie(FillRandomly(cache_->prompts(), kServedLayers, sequence, lengths_[sequence]));
   }
 
   // A step as OffloadedForwardPass has it. `is_last`: nobody waits for its end.
@@ -301,14 +302,14 @@ class Schedule {
       if (Chance(6)) lengths_[sequence] -= random_.Below(10);  // taken back
       if (sequence == 0 || Chance(2)) step.spans.push_back({sequence, lengths_[sequence]});
     }
-    Status begun = cache_->BeginDecode();
-    if (begun.ok()) begun = cache_->BeginStep(step);
+    Status begun = cache_->steps().BeginDecode();
+    if (begun.ok()) begun = cache_->steps().BeginStep(step);
     if (!begun.ok()) {  // a write has failed before
       EXPECT_TRUE(may_be_lost_) << begun.message();
       ComputeAgain();
-      RunOrDie(cache_->BeginDecode());
+      RunOrDie(cache_->steps().BeginDecode());
       for (KvSpan& span : step.spans) span.first_position = lengths_[span.sequence];
-      RunOrDie(cache_->BeginStep(step));
+      RunOrDie(cache_->steps().BeginStep(step));
     }
     const bool may_have_lost = may_be_lost_;
     DrawTrouble();
@@ -327,18 +328,18 @@ class Schedule {
     const Status status = thread_->End();
     ExpectSignals();
     ExpectFirstError(status, n_posted < n_lists() ? std::optional(n_posted) : std::nullopt, may_have_lost);
-    if (status.ok() && cache_->maintains()) {
+    if (status.ok() && cache_->steps().maintains()) {
       EXPECT_TRUE(device_.is_drained()) << "maintained too early";
     }
     device_.Drain();  // whose lists nobody holds back any more
     if (status.ok()) {
-      cache_->EndStep();
+      cache_->steps().EndStep();
       for (const KvSpan& span : step.spans) ++lengths_[span.sequence];
     }
     (status.ok() ? n_ok_ : n_errors_) += 1;
     if (mischief_.n_failed > 0 && mischief_.fails == IoKind::kWrite) may_be_lost_ = true;
     // What could not be maintained has to be computed again.
-    if (!status.ok() && cache_->maintains()) may_be_lost_ = true;
+    if (!status.ok() && cache_->steps().maintains()) may_be_lost_ = true;
     mischief_ = {};
     device_.fails_signal = device_.fails_wait = SIZE_MAX;
     if (!status.ok() && may_be_lost_) ComputeAgain();
@@ -380,7 +381,7 @@ class Schedule {
   // The device: what it attends to must stay while it does.
   void CarryOut(uint32_t layer, Random& random) const {
     SlotAttentionArgs args;
-    cache_->AddSources(layer, &args);
+    cache_->steps().AddSources(layer, &args);
     const auto hash = [&args] {
       uint64_t sum = 0;
       for (const SlotSource& source : args.used()) {
@@ -397,8 +398,8 @@ class Schedule {
 
   // The device: where it chooses, it names a few.
   void Choose(uint32_t layer, Random& random) const {
-    if (cache_->selector() == nullptr) return;
-    Buffer* const chosen = cache_->selector()->chosen(layer);
+    if (cache_->steps().selector() == nullptr) return;
+    Buffer* const chosen = cache_->steps().selector()->chosen(layer);
     if (chosen == nullptr) return;
     const KvPlan& plan = cache_->plan();
     const uint64_t words = plan.choice_list(layer).words();

@@ -54,7 +54,6 @@ constexpr Wide kWide[] = {
     {"runtime/kv/contracts/kv_ledger.h", "KvLedger", 27,
      "what each family of methods does, most of it nothing"},
     {"runtime/kv/plan/kv_plan.h", "KvPlan", 50, "plain data, and what follows from it by one line each"},
-    {"runtime/kv/serve/record_cache.h", "RecordCache", 52, "prompts, steps and reports in one"},
     {"runtime/model/gguf.h", "GgufFile", 29, "a reader for each type of value that a file may hold"},
 };
 

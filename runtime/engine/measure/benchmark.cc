@@ -13,6 +13,7 @@
 #include "runtime/engine/resident/resident_pass.h"
 #include "runtime/engine/session/session.h"
 #include "runtime/engine/session/session_kv.h"
+#include "runtime/kv/serve/record_cache.h"
 
 namespace kvrun {
 namespace {
@@ -315,9 +316,9 @@ Status Benchmark::Fill(Pass& pass, uint32_t depth) {
   }
   RecordCache& cache = *pass.forward->record_cache();
   for (uint32_t i = 0; i < options_.n_sequences; ++i) {
-    KVRUN_RETURN_IF_ERROR(FillRandomly(cache, pass.n_kv_layers, i, depth));
+    KVRUN_RETURN_IF_ERROR(FillRandomly(cache.prompts(), pass.n_kv_layers, i, depth));
   }
-  cache.ReplaySelection(options_.hit_rate);
+  cache.reports().ReplaySelection(options_.hit_rate);
   return Status::Ok();
 }
 
@@ -338,7 +339,7 @@ Result<double> Benchmark::SecondsOfDecode(Pass& pass, uint32_t depth, bool logs_
   // Forgets what the run before has added, and warms up: pipelines, and groups that stay in memory.
   KVRUN_RETURN_IF_ERROR(DecodeStep(forward, std::max(depth, 1U) - 1));
   forward.ResetKvReport();
-  if (logs_reads) forward.record_cache()->BeginReadLog();
+  if (logs_reads) forward.record_cache()->reports().BeginReadLog();
   device_.TakeOperationTimes();
   const Clock::time_point begin = Clock::now();
   for (uint32_t i = 0; i < options_.n_decode; ++i) KVRUN_RETURN_IF_ERROR(DecodeStep(forward, depth + i));
@@ -373,7 +374,7 @@ Status Benchmark::MeasureDecode(uint32_t depth, BenchmarkResult* result) {
   result->operations = result->operations_of_runs.back();
   result->report = pass.forward->kv_report();
   if (options_.io_only) {
-    KVRUN_ASSIGN_OR_RETURN(result->io, pass.forward->record_cache()->RepeatReads());
+    KVRUN_ASSIGN_OR_RETURN(result->io, pass.forward->record_cache()->reports().RepeatReads());
   }
   TellStepWork(pass.plan, result);
   return Status::Ok();

@@ -114,7 +114,7 @@ Result<EvaluationResult> Evaluation::Run(const KvSettings& settings, const Progr
   StepHooks hooks;
   hooks.before = [&](uint32_t step) {
     RecordCache* const cache = pass->record_cache();
-    if (cache != nullptr && step % kStepsPerProbe == 0) cache->CountTextRuns();
+    if (cache != nullptr && step % kStepsPerProbe == 0) cache->reports().CountTextRuns();
   };
   hooks.after = [&](uint32_t step, std::span<const float> logits) {
     const size_t next = n_prefill() + step + 1;

@@ -72,7 +72,7 @@ std::vector<std::byte> RandomRecords(const KvRecordShape& shape, uint32_t n, Ran
 
 }  // namespace
 
-Status FillRandomly(RecordCache& cache, uint32_t n_layers, uint32_t sequence, uint32_t n_entries) {
+Status FillRandomly(PromptRecords& cache, uint32_t n_layers, uint32_t sequence, uint32_t n_entries) {
   const KvPlan& plan = cache.plan();
   const uint32_t heads = plan.n_streams / plan.n_sequences;
   const uint64_t record_bytes = plan.record.size_bytes();

@@ -17,7 +17,7 @@ bool LayersDiffer(const KvPlan& plan) { return plan.method.evicts() || plan.has_
 }  // namespace
 
 Result<std::unique_ptr<DecodeLists>> DecodeLists::Create(Device& device, const StepCommands& commands,
-                                                         RecordCache& cache, const LayerStates& states,
+                                                         StepRecords& cache, const LayerStates& states,
                                                          const DecodeProbe& probe) {
   std::unique_ptr<DecodeLists> lists(new DecodeLists(device, commands, cache, states, probe));
   if (lists->scores()) KVRUN_RETURN_IF_ERROR(lists->CreateBuffers());

@@ -12,7 +12,7 @@
 #include "runtime/engine/offloaded/decode_probe.h"
 #include "runtime/engine/pass/layer_states.h"
 #include "runtime/engine/pass/step_commands.h"
-#include "runtime/kv/serve/record_cache.h"
+#include "runtime/kv/serve/step_records.h"
 
 namespace kvrun {
 
@@ -20,7 +20,7 @@ class DecodeLists {
  public:
   // All must outlive it.
   static Result<std::unique_ptr<DecodeLists>> Create(Device& device, const StepCommands& commands,
-                                                     RecordCache& cache, const LayerStates& states,
+                                                     StepRecords& cache, const LayerStates& states,
                                                      const DecodeProbe& probe);
 
   // Of a step, in the order of submission: list i ends with the prediction of layer i. First those of which
@@ -50,7 +50,7 @@ class DecodeLists {
     std::vector<std::unique_ptr<CommandList>> lists;
   };
 
-  DecodeLists(Device& device, const StepCommands& commands, RecordCache& cache, const LayerStates& states,
+  DecodeLists(Device& device, const StepCommands& commands, StepRecords& cache, const LayerStates& states,
               const DecodeProbe& probe)
       : device_(device), commands_(commands), cache_(cache), states_(states), probe_(probe) {}
 
@@ -75,7 +75,7 @@ class DecodeLists {
 
   Device& device_;
   const StepCommands& commands_;
-  RecordCache& cache_;
+  StepRecords& cache_;
   const LayerStates& states_;
   const DecodeProbe& probe_;
   std::unique_ptr<Buffer> later_normed_;  // float [n_sequences, n_embd], of a prediction ahead

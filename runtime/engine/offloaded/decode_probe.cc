@@ -63,7 +63,7 @@ Status DecodeProbe::Read(RecordCache& cache, uint32_t position) {
     for (size_t at = 0; cache.spaces().are_used() && at < queries.size(); at += head_dim) {
       RotateRowBack(std::span(queries).subspan(at, head_dim));
     }
-    probe_->chosen[i] = cache.GroupsBeforeWindow(i, 0, position);
+    probe_->chosen[i] = cache.reports().BeforeWindow(i, 0, position);
   }
   return Status::Ok();
 }

@@ -15,26 +15,26 @@ Result<std::unique_ptr<OffloadedDecode>> OffloadedDecode::Create(Device& device,
   KVRUN_ASSIGN_OR_RETURN(DecodeProbe of_steps, DecodeProbe::Create(device, commands, std::move(probe)));
   std::unique_ptr<OffloadedDecode> decode(new OffloadedDecode(device, commands, cache, std::move(of_steps)));
   KVRUN_ASSIGN_OR_RETURN(decode->lists_,
-                         DecodeLists::Create(device, commands, cache, states, decode->probe_));
+                         DecodeLists::Create(device, commands, cache.steps(), states, decode->probe_));
   return decode;
 }
 
 OffloadedDecode::OffloadedDecode(Device& device, StepCommands& commands, RecordCache& cache,
                                  DecodeProbe probe)
-    : device_(device), commands_(commands), cache_(cache), probe_(std::move(probe)) {
+    : device_(device), commands_(commands), cache_(cache), steps_(cache.steps()), probe_(std::move(probe)) {
   const KvPlan& plan = cache.plan();
   kv_step_.spans.reserve(plan.n_sequences);
   if (plan.choice.n_usual > 0)
     pace_.emplace(plan.n_least(), plan.choice.n_usual, plan.choice.n_chosen, plan.choice.hide);
-  if (cache.has_store()) thread_.emplace(device, cache, n_layers());
+  if (cache.has_store()) thread_.emplace(device, steps_, n_layers());
 }
 
 Status OffloadedDecode::Begin() {
   KVRUN_RETURN_IF_ERROR(commands_.MakeGivenUp(device_));  // a prompt that failed has not
-  if (cache_.in_decode() && lists_->has_scratch()) return Status::Ok();
+  if (steps_.in_decode() && lists_->has_scratch()) return Status::Ok();
   lists_->DropScratch();
   KVRUN_RETURN_IF_ERROR(DropKernelsOfOtherPhase(device_, cache_.plan()));
-  KVRUN_RETURN_IF_ERROR(cache_.BeginDecode());
+  KVRUN_RETURN_IF_ERROR(steps_.BeginDecode());
   KVRUN_RETURN_IF_ERROR(lists_->MakeScratch());
   if (!scores() || cache_.index()->is_ready()) return Status::Ok();
   for (uint32_t i = 0; i < n_layers(); ++i) KVRUN_RETURN_IF_ERROR(cache_.index()->PrepareBlank(i));
@@ -48,7 +48,7 @@ Status OffloadedDecode::Learn() {
   const auto longest = std::max_element(spans.begin(), spans.end(), [](const KvSpan& a, const KvSpan& b) {
     return a.first_position < b.first_position;
   });
-  KVRUN_RETURN_IF_ERROR(cache_.LearnFromStored(longest->sequence));
+  KVRUN_RETURN_IF_ERROR(steps_.LearnFromStored(longest->sequence));
   return Begin();
 }
 
@@ -56,16 +56,16 @@ Status OffloadedDecode::Learn() {
 // others are there already, unless a step has failed or the window is short.
 Status OffloadedDecode::WriteRowsToScore() {
   if (!scores()) return Status::Ok();
-  if (cache_.index()->takes_records()) return cache_.WriteCompletedGroups();
-  return cache_.index()->takes_keys() ? cache_.WriteLeavingGroups() : Status::Ok();
+  if (cache_.index()->takes_records()) return steps_.WriteCompletedGroups();
+  return cache_.index()->takes_keys() ? steps_.WriteLeavingGroups() : Status::Ok();
 }
 
 Status OffloadedDecode::BeginStep(std::span<const StepRow> rows) {
   KVRUN_RETURN_IF_ERROR(Begin());
   kv_step_.spans.clear();
   for (const StepRow& row : rows) kv_step_.spans.push_back({row.sequence, row.position});
-  KVRUN_RETURN_IF_ERROR(cache_.BeginStep(kv_step_));
-  if (cache_.NeedsLearning()) KVRUN_RETURN_IF_ERROR(Learn());
+  KVRUN_RETURN_IF_ERROR(steps_.BeginStep(kv_step_));
+  if (steps_.NeedsLearning()) KVRUN_RETURN_IF_ERROR(Learn());
   return WriteRowsToScore();
 }
 
@@ -86,8 +86,8 @@ Result<uint64_t> OffloadedDecode::Submit(DecodeLists::Step step) {
     first_ready = device_.ReserveHostValues(n_layers());
     thread_->Begin(first_ready);
   } else {
-    KVRUN_RETURN_IF_ERROR(cache_.WriteCompletedGroups());
-    for (uint32_t i = 0; i < n_layers(); ++i) KVRUN_RETURN_IF_ERROR(cache_.FetchLayer(i));
+    KVRUN_RETURN_IF_ERROR(steps_.WriteCompletedGroups());
+    for (uint32_t i = 0; i < n_layers(); ++i) KVRUN_RETURN_IF_ERROR(steps_.FetchLayer(i));
   }
   uint64_t value = 0;
   for (uint32_t i = 0; i < step.size(); ++i) {
@@ -117,15 +117,16 @@ Status OffloadedDecode::Run(std::span<const StepRow> rows, std::span<const uint3
                             std::span<float> logits) {
   KVRUN_RETURN_IF_ERROR(BeginStep(rows));
   KVRUN_RETURN_IF_ERROR(WriteInputs(rows, outputs));
-  if (probe_.is_wanted()) cache_.NoteAttended();
+  if (probe_.is_wanted()) cache_.reports().NoteStep();
   KVRUN_ASSIGN_OR_RETURN(const DecodeLists::Step step, lists_->For(static_cast<uint32_t>(rows.size()),
                                                                    static_cast<uint32_t>(outputs.size())));
-  const double io_before_ms = cache_.stats().io_ms;
-  const double stall_before_ms = cache_.stats().stall_ms;
+  const KvStats& stats = cache_.reports().stats();
+  const double io_before_ms = stats.io_ms;
+  const double stall_before_ms = stats.stall_ms;
   KVRUN_RETURN_IF_ERROR(Compute(step));
   if (probe_.is_wanted()) KVRUN_RETURN_IF_ERROR(probe_.Read(cache_, rows[0].position));
-  cache_.EndStep();
-  if (pace_) pace_->Note(cache_.stats().io_ms - io_before_ms, cache_.stats().stall_ms - stall_before_ms);
+  steps_.EndStep();
+  if (pace_) pace_->Note(stats.io_ms - io_before_ms, stats.stall_ms - stall_before_ms);
   commands_.CopyLogits(logits);
   return Status::Ok();
 }

@@ -52,6 +52,7 @@ class OffloadedDecode {
   Device& device_;
   StepCommands& commands_;
   RecordCache& cache_;
+  StepRecords& steps_;              // of the cache
   std::optional<KvThread> thread_;  // where KV is on flash
   DecodeProbe probe_;
   std::unique_ptr<DecodeLists> lists_;

@@ -43,7 +43,7 @@ class OffloadedForwardPass final : public ForwardPass {
     KVRUN_ASSIGN_OR_RETURN(LayerStates::Copy states, states_.MakeCopy());
     KVRUN_RETURN_IF_ERROR(from.layer_states()->Save(0, states));
     KVRUN_RETURN_IF_ERROR(states_.Restore(0, states));
-    return ImportPrompt(device_, commands_, *cache_, 0, n_entries, from);
+    return ImportPrompt(device_, commands_, cache_->prompts(), 0, n_entries, from);
   }
 
   uint32_t max_rows() const override { return cache_->plan().n_ctx; }
@@ -114,21 +114,22 @@ Status OffloadedForwardPass::GiveNorms() {
 }
 
 std::optional<KvReport> OffloadedForwardPass::kv_report() const {
-  KvReport report{.plan = cache_->plan(), .stats = cache_->stats(), .store = {}, .io = std::nullopt};
+  const RecordReports& reports = cache_->reports();
+  KvReport report{.plan = cache_->plan(), .stats = reports.stats(), .store = {}, .io = std::nullopt};
   if (cache_->has_store()) {
-    report.store = Since(store_before_, cache_->store_stats());
-    report.io = *cache_->store_mode();
+    report.store = Since(store_before_, reports.store_stats());
+    report.io = *reports.store_mode();
   }
-  report.clusters = cache_->clusters();
-  report.kept = cache_->kept();
+  report.clusters = reports.clusters();
+  report.kept = reports.kept();
   report.statics = refresh_.report();
   return report;
 }
 
 void OffloadedForwardPass::ResetKvReport() {
   refresh_.ResetReport();
-  cache_->ResetStats();
-  store_before_ = cache_->store_stats();
+  cache_->reports().ResetStats();
+  store_before_ = cache_->reports().store_stats();
 }
 
 Status OffloadedForwardPass::Run(const ForwardStep& step, std::span<const uint32_t> outputs,
@@ -174,9 +175,9 @@ Status OffloadedForwardPass::RunPrompt(std::span<const StepRow> rows, const Step
   decode_->DropLists();
   KVRUN_RETURN_IF_ERROR(commands_.MakeGivenUp(device_));
   KVRUN_RETURN_IF_ERROR(DropKernelsOfOtherPhase(device_, cache_->plan()));
-  KVRUN_RETURN_IF_ERROR(cache_->BeginPrefill(rows[0].sequence, rows[0].position));
-  KVRUN_ASSIGN_OR_RETURN(prefill_,
-                         OffloadedPrefill::Create(device_, commands_, *cache_, states_, spill_.get()));
+  KVRUN_RETURN_IF_ERROR(cache_->prompts().BeginPrefill(rows[0].sequence, rows[0].position));
+  KVRUN_ASSIGN_OR_RETURN(
+      prefill_, OffloadedPrefill::Create(device_, commands_, cache_->prompts(), states_, spill_.get()));
   return prefill_->Run(rows, progress);
 }
 

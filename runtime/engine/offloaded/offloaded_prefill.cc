@@ -25,7 +25,7 @@ class ResidentTile final : public LayerTiles {
 }  // namespace
 
 Result<std::unique_ptr<OffloadedPrefill>> OffloadedPrefill::Create(Device& device, StepCommands& commands,
-                                                                   RecordCache& cache,
+                                                                   PromptRecords& cache,
                                                                    const LayerStates& states,
                                                                    SpillFile* spill) {
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<PromptStore> store, PromptStore::Create(device, commands, cache));
@@ -58,7 +58,7 @@ Status OffloadedPrefill::RunKvLayer(uint32_t nth, std::span<const StepRow> rows,
   return store_->Index(nth);
 }
 
-Status ImportPrompt(Device& device, const StepCommands& commands, RecordCache& cache, uint32_t sequence,
+Status ImportPrompt(Device& device, const StepCommands& commands, PromptRecords& cache, uint32_t sequence,
                     uint32_t n_entries, ResidentForwardPass& from) {
   KVRUN_RETURN_IF_ERROR(cache.BeginPrefill(sequence, 0));
   KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<PromptStore> store,

@@ -13,7 +13,7 @@
 #include "runtime/engine/pass/layer_states.h"
 #include "runtime/engine/pass/step_commands.h"
 #include "runtime/engine/resident/resident_pass.h"
-#include "runtime/kv/serve/record_cache.h"
+#include "runtime/kv/serve/prompt_records.h"
 #include "runtime/store/spill_file.h"
 
 namespace kvrun {
@@ -23,7 +23,7 @@ class OffloadedPrefill {
   // For one prompt: buffers live as long as this. `cache` is in its prefill phase. `spill` may be null where
   // nothing has to be put aside.
   static Result<std::unique_ptr<OffloadedPrefill>> Create(Device& device, StepCommands& commands,
-                                                          RecordCache& cache, const LayerStates& states,
+                                                          PromptRecords& cache, const LayerStates& states,
                                                           SpillFile* spill);
 
   // Rows: consecutive positions of one sequence, from the cache's length of it on. Afterwards the cache has
@@ -47,7 +47,7 @@ class OffloadedPrefill {
 
 // In place of computing: the first `n_entries` of a sequence, which another pass has computed and keeps in
 // memory, as if they had been prefilled here. For comparisons.
-Status ImportPrompt(Device& device, const StepCommands& commands, RecordCache& cache, uint32_t sequence,
+Status ImportPrompt(Device& device, const StepCommands& commands, PromptRecords& cache, uint32_t sequence,
                     uint32_t n_entries, ResidentForwardPass& from);
 
 }  // namespace kvrun

@@ -15,7 +15,7 @@ constexpr uint32_t kTappedRows = 8;  // of a chunk, where queries stand for all:
 }  // namespace
 
 Result<std::unique_ptr<PromptStore>> PromptStore::Create(Device& device, const StepCommands& commands,
-                                                         RecordCache& cache) {
+                                                         PromptRecords& cache) {
   std::unique_ptr<PromptStore> store(new PromptStore(device, commands, cache));
   KVRUN_RETURN_IF_ERROR(store->CreateBuffers());
   return store;

@@ -19,7 +19,7 @@
 #include "runtime/engine/pass/step_commands.h"
 #include "runtime/kv/contracts/kv_index.h"
 #include "runtime/kv/planner/kv_plan_sizes.h"
-#include "runtime/kv/serve/record_cache.h"
+#include "runtime/kv/serve/prompt_records.h"
 
 namespace kvrun {
 
@@ -27,7 +27,7 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
  public:
   // For one prompt: `cache` is in its prefill phase. Both must outlive it.
   static Result<std::unique_ptr<PromptStore>> Create(Device& device, const StepCommands& commands,
-                                                     RecordCache& cache);
+                                                     PromptRecords& cache);
 
   // What follows is about these entries, which lie in `tiles`: it must outlive all calls about layers.
   void Begin(const KvRange& prompt, LayerTiles& tiles);
@@ -70,7 +70,7 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
   bool takes_sums() const { return index() != nullptr && !index()->is_ready(); }
 
  private:
-  PromptStore(Device& device, const StepCommands& commands, RecordCache& cache)
+  PromptStore(Device& device, const StepCommands& commands, PromptRecords& cache)
       : device_(device), commands_(commands), cache_(cache) {}
 
   Status CreateBuffers();
@@ -124,7 +124,7 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
 
   Device& device_;
   const StepCommands& commands_;
-  RecordCache& cache_;
+  PromptRecords& cache_;
   KvRange prompt_;
   uint32_t layer_ = 0;
   LayerTiles* tiles_ = nullptr;

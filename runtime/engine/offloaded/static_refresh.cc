@@ -127,7 +127,7 @@ Status StaticRefresh::SetAside(uint32_t sequence) {
 
 std::optional<StaticReport> StaticRefresh::report() const {
   std::optional<StaticReport> report = report_;
-  if (report) report->repaged_bytes = cache_.repaged_bytes();
+  if (report) report->repaged_bytes = cache_.reports().repaged_bytes();
   return report;
 }
 

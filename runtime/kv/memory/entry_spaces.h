@@ -1,7 +1,7 @@
 // The spaces in which a cache's records hold entries (runtime/device/entry_space.h): of each layer, for each
 // sequence, its mean keys and values. Until they are set, those of an adapter's file (Adapter::entry_means),
 // or zeros; then fixed while the sequence has entries: all its records are in one space, so entries that were
-// there before are shifted (RecordCache::SetMeans). Indexes and clusters see keys as they are: DecodeKeys.
+// there before are shifted (RecordParts::SetMeans). Indexes and clusters see keys as they are: DecodeKeys.
 //
 // Threads: one at a time.
 #pragma once

@@ -27,7 +27,7 @@ struct KvSpan {
 };
 
 // Spans of sequences that differ; a step's rows are counted through all of them. Of a step that the parts of
-// a method are handed (RecordCache::BeginStep) each span has one row, so that row i is span i: how a method
+// a method are handed (StepRecords::BeginStep) each span has one row, so that row i is span i: how a method
 // chooses for several rows of a sequence at once is not decided yet, and they are computed one after another.
 struct KvStep {
   std::vector<KvSpan> spans;

@@ -5,7 +5,7 @@
 
 namespace kvrun {
 
-KvThread::KvThread(Device& device, RecordCache& cache, uint32_t n_layers)
+KvThread::KvThread(Device& device, StepRecords& cache, uint32_t n_layers)
     : device_(device),
       cache_(cache),
       n_layers_(n_layers),

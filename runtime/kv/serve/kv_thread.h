@@ -13,19 +13,19 @@
 
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
-#include "runtime/kv/serve/record_cache.h"
+#include "runtime/kv/serve/step_records.h"
 
 namespace kvrun {
 
 class KvThread {
  public:
   // Both must outlive the thread.
-  KvThread(Device& device, RecordCache& cache, uint32_t n_layers);
+  KvThread(Device& device, StepRecords& cache, uint32_t n_layers);
   KvThread(const KvThread&) = delete;
   KvThread& operator=(const KvThread&) = delete;
   ~KvThread();
 
-  // The engine's thread: begins to serve a step (after RecordCache::BeginStep), whose layers are signalled
+  // The engine's thread: begins to serve a step (after StepRecords::BeginStep), whose layers are signalled
   // with the host's timeline values from `first_ready` on.
   void Begin(uint64_t first_ready);
   // The host's timeline value that says that a layer's groups are there.
@@ -54,7 +54,7 @@ class KvThread {
   void NoteStall(uint32_t layer, Clock::time_point chosen, Clock::time_point ready);
 
   Device& device_;
-  RecordCache& cache_;
+  StepRecords& cache_;
   uint32_t n_layers_;
   uint64_t first_ready_ = 1;
   std::vector<uint64_t> values_;  // of each list
