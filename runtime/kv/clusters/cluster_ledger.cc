@@ -388,7 +388,7 @@ void ClusterLedger::EndStep() {
   for (const KvSpan& span : step_->spans) lengths_[span.sequence] = span.end();
 }
 
-std::optional<ClusterReport> ClusterLedger::clusters() const {
+ClusterReport ClusterLedger::clusters() const {
   ClusterReport report;
   report.moves = upkeep_.moves();
   report.records_read = store_.stats().records_read;

@@ -14,7 +14,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -33,7 +32,7 @@
 
 namespace kvrun {
 
-class ClusterLedger final : public KvLedger {
+class ClusterLedger final : public KvLedger, public LayerWriter, public KeptSources, public LayerUpkeep {
  public:
   // All must outlive it.
   static Result<std::unique_ptr<ClusterLedger>> Create(Device& device, const KvPlan& plan, uint32_t n_layers,
@@ -50,16 +49,12 @@ class ClusterLedger final : public KvLedger {
   Status Visit(uint32_t layer, uint32_t sequence, uint32_t begin, const KeysFn& visit) override;
 
   Status BeginPrefill(uint32_t sequence, uint32_t begin) override;
-  bool stores_layers() const override { return true; }
-  Status Append(uint32_t layer, uint32_t sequence, uint32_t first_group, uint32_t n_groups,
-                std::span<const std::byte> records) override;
   Status StoreLayer(uint32_t layer, const KvRange& prompt, PromptEntries& entries) override;
   Status EndPrefill(uint32_t sequence, uint32_t length) override;
 
   Status BeginStep(const KvStep& step) override;
   Status BeginLayer(uint32_t layer) override;
   Status MaintainLayer(uint32_t layer, const KvSelector& selector) override;
-  bool maintains() const override { return true; }
   void AddSources(uint32_t layer, SlotAttentionArgs* args) const override { args->Add(kept_.source(layer)); }
   void AddKeptPositions(uint32_t layer, uint32_t row, uint32_t head,
                         std::vector<uint32_t>* positions) const override;
@@ -70,7 +65,7 @@ class ClusterLedger final : public KvLedger {
   Status StoreRepeated(uint32_t layer, uint32_t sequence, uint32_t length,
                        std::span<const std::byte> records) override;
 
-  std::optional<ClusterReport> clusters() const override;
+  ClusterReport clusters() const override;
 
  private:
   static constexpr uint32_t kNoEntry = UINT32_MAX;

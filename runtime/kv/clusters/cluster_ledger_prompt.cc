@@ -81,12 +81,6 @@ Status ClusterLedger::BeginPrefill(uint32_t sequence, uint32_t begin) {
   return window_.BeginPrefill(sequence, begin, window_.FirstGroup(begin));
 }
 
-Status ClusterLedger::Append(uint32_t /*layer*/, uint32_t /*sequence*/, uint32_t /*first_group*/,
-                             uint32_t /*n_groups*/, std::span<const std::byte> /*records*/) {
-  KVRUN_CHECK(false);  // layers are stored whole
-  return Status::Ok();
-}
-
 Status ClusterLedger::KeepSinks(const ClusterPlace& at, uint32_t head, uint32_t begin, uint32_t end,
                                 PromptEntries& entries) {
   if (begin >= end) return Status::Ok();

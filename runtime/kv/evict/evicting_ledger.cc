@@ -421,7 +421,7 @@ void EvictingLedger::AddKeptPositions(uint32_t layer, uint32_t row, uint32_t hea
   }
 }
 
-std::optional<KeptReport> EvictingLedger::kept() const {
+KeptReport EvictingLedger::kept() const {
   KeptReport report;
   for (const KeptLists& lists : layers_) {
     for (uint32_t stream = 0; stream < plan_.n_streams; ++stream) {

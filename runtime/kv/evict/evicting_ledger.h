@@ -34,7 +34,7 @@
 
 namespace kvrun {
 
-class EvictingLedger final : public KvLedger {
+class EvictingLedger final : public KvLedger, public LayerWriter, public KeptSources, public Evictor {
  public:
   // All must outlive it, but for the vault.
   static Result<std::unique_ptr<EvictingLedger>> Create(Device& device, const KvPlan& plan, uint32_t n_layers,
@@ -48,9 +48,6 @@ class EvictingLedger final : public KvLedger {
   Status Visit(uint32_t layer, uint32_t sequence, uint32_t begin, const KeysFn& visit) override;
 
   Status BeginPrefill(uint32_t sequence, uint32_t begin) override;
-  bool stores_layers() const override { return true; }
-  Status Append(uint32_t layer, uint32_t sequence, uint32_t first_group, uint32_t n_groups,
-                std::span<const std::byte> records) override;
   Status StoreLayer(uint32_t layer, const KvRange& prompt, PromptEntries& entries) override;
   Status EndPrefill(uint32_t sequence, uint32_t length) override;
   Status StoreRepeated(uint32_t layer, uint32_t sequence, uint32_t length,
@@ -66,7 +63,7 @@ class EvictingLedger final : public KvLedger {
   void AddKeptPositions(uint32_t layer, uint32_t row, uint32_t head,
                         std::vector<uint32_t>* positions) const override;
   void EndStep() override;
-  std::optional<KeptReport> kept() const override;
+  KeptReport kept() const override;
 
   Status ReadGroups(uint32_t layer, uint32_t stream, uint32_t first_group, uint32_t n_groups,
                     std::span<std::byte> records) override;

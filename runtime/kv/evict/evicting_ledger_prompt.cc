@@ -61,11 +61,6 @@ Status EvictingLedger::BeginPrefill(uint32_t sequence, uint32_t begin) {
   return window_.BeginPrefill(sequence, 0, 0);
 }
 
-Status EvictingLedger::Append(uint32_t /*layer*/, uint32_t /*sequence*/, uint32_t /*first_group*/,
-                              uint32_t /*n_groups*/, std::span<const std::byte> /*records*/) {
-  return {StatusCode::kInternal, "what stays of a layer is not known before all of it is there"};
-}
-
 Status EvictingLedger::PutAside() {
   for (uint32_t layer = 0; layer < layers_.size(); ++layer) {
     KVRUN_RETURN_IF_ERROR(layers_[layer].Refresh());

@@ -105,20 +105,7 @@ StaticSet::ReadFn SequenceLedger::GroupReader() {
                 std::span<std::byte> records) { return FetchGroups(layer, stream, groups, records); };
 }
 
-Status SequenceLedger::ChooseStatics(uint32_t layer, const KvRange& prompt, PromptEntries& entries) {
-  return statics_ != nullptr ? statics_->Choose(layer, prompt, entries) : Status::Ok();
-}
-
-void SequenceLedger::ChooseStaticsEvenly(uint32_t sequence, uint32_t length) {
-  if (statics_ != nullptr) statics_->ChooseEvenly(sequence, window_.FirstGroup(length) * group_tokens());
-}
-
-std::optional<double> SequenceLedger::measured_static_share() const {
-  return statics_ != nullptr ? statics_->measured_share() : std::nullopt;
-}
-
 Status SequenceLedger::BeginDecode() {
-  if (statics_ == nullptr) return Status::Ok();
   KVRUN_RETURN_IF_ERROR(UndoPrefill());  // a prompt that has failed may have chosen what cannot be read
   for (uint32_t sequence = 0; sequence < n_sequences(); ++sequence) {
     KVRUN_RETURN_IF_ERROR(TakeStaticsBack(sequence));  // before rows become those of pages
@@ -137,17 +124,14 @@ Status SequenceLedger::FetchGroups(uint32_t layer, uint32_t stream, std::span<co
   return store_.Fetch(layer, fetches_);
 }
 
-void SequenceLedger::LeaveDecode() {
-  if (statics_ != nullptr) statics_->Drop();
-}
+void SequenceLedger::LeaveDecode() { statics_->Drop(); }
 
 void SequenceLedger::AddSources(uint32_t layer, SlotAttentionArgs* args) const {
-  if (statics_ != nullptr) statics_->AddSources(layer, args);
+  statics_->AddSources(layer, args);
 }
 
 void SequenceLedger::AddKeptPositions(uint32_t layer, uint32_t row, uint32_t head,
                                       std::vector<uint32_t>* positions) const {
-  if (statics_ == nullptr) return;
   for (const KeptTier tier : kKeptTiers) {
     const auto some = statics_->positions(layer, step_->spans[row].sequence * heads() + head, tier);
     positions->insert(positions->end(), some.begin(), some.end());

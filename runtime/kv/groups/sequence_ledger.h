@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <vector>
 
@@ -24,7 +23,7 @@
 
 namespace kvrun {
 
-class SequenceLedger final : public KvLedger {
+class SequenceLedger final : public KvLedger, public GroupWriter, public KeptSources, public RecordShifter {
  public:
   // All must outlive it; `index` may be null, and hears of what is stored. `statics`: as the plan asks for
   // it, or null.
@@ -39,11 +38,9 @@ class SequenceLedger final : public KvLedger {
   Status BeginPrefill(uint32_t sequence, uint32_t begin) override;
   Status Append(uint32_t layer, uint32_t sequence, uint32_t first_group, uint32_t n_groups,
                 std::span<const std::byte> records) override;
-  Status ChooseStatics(uint32_t layer, const KvRange& prompt, PromptEntries& entries) override;
-  void ChooseStaticsEvenly(uint32_t sequence, uint32_t length) override;
-  std::optional<double> measured_static_share() const override;
   Status EndPrefill(uint32_t sequence, uint32_t length) override;
 
+  // Of the static set: KeptSources only where there is one.
   Status BeginDecode() override;
   void LeaveDecode() override;
   void AddSources(uint32_t layer, SlotAttentionArgs* args) const override;
@@ -54,7 +51,6 @@ class SequenceLedger final : public KvLedger {
   Status StoreCompletedGroups() override;
   void EndStep() override;
 
-  bool can_shift() const override { return true; }
   Status Shift(uint32_t layer, uint32_t sequence, std::span<const float> shifts) override;
   Result<std::vector<float>> MeansInRecords(uint32_t layer, uint32_t sequence) override;
 

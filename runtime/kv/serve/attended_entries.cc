@@ -31,7 +31,7 @@ void AttendedEntries::NoteLayer(uint32_t layer) {
     std::vector<uint32_t>& positions = positions_[size_t{layer} * heads + head];
     positions.clear();
     if (parts_.family.reader != nullptr) parts_.server.AddPositions(layer, 0, head, &positions);
-    parts_.ledger->AddKeptPositions(layer, 0, head, &positions);
+    if (parts_.family.kept != nullptr) parts_.family.kept->AddKeptPositions(layer, 0, head, &positions);
     std::sort(positions.begin(), positions.end());
   }
 }

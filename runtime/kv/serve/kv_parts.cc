@@ -68,16 +68,25 @@ Result<LedgerParts> MakeClusters(const LedgerNeeds& needs) {
   parts.reader = parts.extents.get();
   KVRUN_CHECK(needs.plan.method.index == KvIndexKind::kCentroids);
   auto& centroids = static_cast<ClusterIndex&>(*needs.index);
-  KVRUN_ASSIGN_OR_RETURN(
-      parts.ledger, ClusterLedger::Create(needs.device, needs.plan, needs.n_layers, *parts.clusters, store,
-                                          needs.window, needs.slots, centroids, needs.spaces));
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<ClusterLedger> ledger,
+                         ClusterLedger::Create(needs.device, needs.plan, needs.n_layers, *parts.clusters,
+                                               store, needs.window, needs.slots, centroids, needs.spaces));
+  parts.layers = ledger.get();
+  parts.kept = ledger.get();
+  parts.upkeep = ledger.get();
+  parts.ledger = std::move(ledger);
   return parts;
 }
 
 Result<LedgerParts> MakeKept(const LedgerNeeds& needs) {
   LedgerParts parts;
-  KVRUN_ASSIGN_OR_RETURN(parts.ledger, EvictingLedger::Create(needs.device, needs.plan, needs.n_layers,
-                                                              needs.window, std::move(needs.stores.vault)));
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<EvictingLedger> ledger,
+                         EvictingLedger::Create(needs.device, needs.plan, needs.n_layers, needs.window,
+                                                std::move(needs.stores.vault)));
+  parts.layers = ledger.get();
+  parts.kept = ledger.get();
+  parts.evictor = ledger.get();
+  parts.ledger = std::move(ledger);
   return parts;
 }
 
@@ -98,8 +107,12 @@ LedgerParts MakeGroups(const LedgerNeeds& needs) {
     }
     parts.statics = std::make_unique<StaticSet>(needs.device, plan, needs.n_layers, parts.pages.get());
   }
-  parts.ledger = std::make_unique<SequenceLedger>(plan, needs.n_layers, *store, needs.window, needs.slots,
-                                                  needs.index, parts.statics.get(), needs.spaces);
+  auto ledger = std::make_unique<SequenceLedger>(plan, needs.n_layers, *store, needs.window, needs.slots,
+                                                 needs.index, parts.statics.get(), needs.spaces);
+  parts.groups = ledger.get();
+  parts.shifter = ledger.get();
+  if (parts.statics != nullptr) parts.kept = ledger.get();
+  parts.ledger = std::move(ledger);
   return parts;
 }
 

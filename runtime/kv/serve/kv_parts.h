@@ -38,6 +38,13 @@ struct LedgerParts {
   std::unique_ptr<StaticPages> pages;
   std::unique_ptr<StaticSet> statics;
   std::unique_ptr<KvLedger> ledger;
+  // What else the ledger is. Either `groups` or `layers` is there.
+  GroupWriter* groups = nullptr;
+  LayerWriter* layers = nullptr;
+  KeptSources* kept = nullptr;
+  Evictor* evictor = nullptr;
+  LayerUpkeep* upkeep = nullptr;
+  RecordShifter* shifter = nullptr;
   RecordFetcher* reader = nullptr;  // of what is chosen; null: nothing is read
 };
 // What it is made of; all outlive it. `index`: as MakeIndex made it for the plan.

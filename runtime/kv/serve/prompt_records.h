@@ -33,17 +33,16 @@ class PromptRecords {
   // --- What a prompt adds.
   Status AppendGroups(uint32_t layer, uint32_t sequence, uint32_t first_group, uint32_t n_groups,
                       std::span<const std::byte> records) {
-    return parts_.ledger->Append(layer, sequence, first_group, n_groups, records);
+    return parts_.family.groups->Append(layer, sequence, first_group, n_groups, records);
   }
-  bool stores_layers() const { return parts_.ledger->stores_layers(); }
+  bool stores_layers() const { return parts_.family.layers != nullptr; }
   Status StoreLayer(uint32_t layer, const KvRange& prompt, PromptEntries& entries) {
-    return parts_.ledger->StoreLayer(layer, prompt, entries);
+    return parts_.family.layers->StoreLayer(layer, prompt, entries);
   }
-  // Rows of prompts are observed, for StoreLayer or for ChooseStatics.
+  // Rows of prompts are observed, for StoreLayer or, where layers are not stored as a whole, for
+  // ChooseStatics: the layer's groups are stored.
   bool observes() const { return parts_.plan.observed_rows() > 0; }
-  Status ChooseStatics(uint32_t layer, const KvRange& prompt, PromptEntries& entries) {
-    return parts_.ledger->ChooseStatics(layer, prompt, entries);
-  }
+  Status ChooseStatics(uint32_t layer, const KvRange& prompt, PromptEntries& entries);
   // Groups that the window is to hold, as records of the window: [streams of the sequence, n_groups]. After
   // those of the layer that lie there were read (ReadWindow).
   Status PutWindow(uint32_t layer, uint32_t first_group, uint32_t n_groups,
@@ -59,7 +58,7 @@ class PromptRecords {
   }
   bool wants_means(uint32_t layer, uint32_t sequence, uint32_t begin) const {
     return parts_.spaces.are_used() && !parts_.spaces.has_means(layer, sequence) &&
-           (begin == 0 || parts_.ledger->can_shift());
+           (begin == 0 || parts_.family.shifter != nullptr);
   }
 
   // --- What was there before.
@@ -77,11 +76,9 @@ class PromptRecords {
   // --- For benchmarks, in place of StoreLayer and of ChooseStatics.
   Status StoreRepeated(uint32_t layer, uint32_t sequence, uint32_t length,
                        std::span<const std::byte> records) {
-    return parts_.ledger->StoreRepeated(layer, sequence, length, records);
+    return parts_.family.layers->StoreRepeated(layer, sequence, length, records);
   }
-  void ChooseStaticsEvenly(uint32_t sequence, uint32_t length) {
-    parts_.ledger->ChooseStaticsEvenly(sequence, length);
-  }
+  void ChooseStaticsEvenly(uint32_t sequence, uint32_t length);
 
  private:
   RecordParts& parts_;

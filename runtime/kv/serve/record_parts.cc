@@ -62,7 +62,7 @@ Status RecordParts::BeginDecode() {
   }
   Status begun = selector != nullptr ? selector->BeginDecode() : Status::Ok();
   const uint64_t written_before = family.pages != nullptr ? store_stats().written_bytes : 0;
-  if (begun.ok()) begun = ledger->BeginDecode();
+  if (begun.ok() && family.kept != nullptr) begun = family.kept->BeginDecode();
   if (family.pages != nullptr) repaged_bytes += store_stats().written_bytes - written_before;
   if (!begun.ok()) LeaveDecode();
   return begun;
@@ -71,7 +71,8 @@ Status RecordParts::BeginDecode() {
 // Once: the first prompts have said it.
 void RecordParts::SettleStaticShare() {
   if (!plan.static_share().by_prompt || has_static_share_) return;
-  const std::optional<double> share = ledger->measured_static_share();
+  if (family.statics == nullptr) return;
+  const std::optional<double> share = family.statics->measured_share();
   if (!share) return;
   ChangeStaticShare(*share, plan);
   has_static_share_ = true;
@@ -83,13 +84,14 @@ void RecordParts::LeaveDecode() {
   }
   slots.Drop();
   if (selector != nullptr) selector->EndDecode();
-  ledger->LeaveDecode();
+  if (family.kept != nullptr) family.kept->LeaveDecode();
 }
 
 Status RecordParts::SetMeans(uint32_t layer, uint32_t sequence, std::span<const float> means) {
   const std::vector<float> shifts = spaces.ShiftsTo(layer, sequence, means);
   KVRUN_RETURN_IF_ERROR(spaces.SetMeans(layer, sequence, means));
-  return ledger->length(sequence) > 0 ? ledger->Shift(layer, sequence, shifts) : Status::Ok();
+  const bool shifts_entries = family.shifter != nullptr && ledger->length(sequence) > 0;
+  return shifts_entries ? family.shifter->Shift(layer, sequence, shifts) : Status::Ok();
 }
 
 }  // namespace kvrun

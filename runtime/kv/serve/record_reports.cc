@@ -16,9 +16,15 @@ void RecordReports::ResetStats() {
 }
 
 std::optional<ClusterReport> RecordReports::clusters() const {
-  std::optional<ClusterReport> report = parts_.ledger->clusters();
-  if (report) report->wanted_in_text = attended_.wanted_in_text();
+  if (parts_.family.upkeep == nullptr) return std::nullopt;
+  ClusterReport report = parts_.family.upkeep->clusters();
+  report.wanted_in_text = attended_.wanted_in_text();
   return report;
+}
+
+std::optional<KeptReport> RecordReports::kept() const {
+  const Evictor* const evictor = parts_.family.evictor;
+  return evictor != nullptr ? std::optional(evictor->kept()) : std::nullopt;
 }
 
 void RecordReports::ReplaySelection(double repeated_share) {

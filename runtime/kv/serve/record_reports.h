@@ -28,7 +28,7 @@ class RecordReports {
   // Nothing: extents are groups.
   std::optional<ClusterReport> clusters() const;
   // Nothing: no entry is evicted.
-  std::optional<KeptReport> kept() const { return parts_.ledger->kept(); }
+  std::optional<KeptReport> kept() const;
   // Written for pages that were laid anew (StaticPages).
   uint64_t repaged_bytes() const { return parts_.repaged_bytes; }
   // Null: everything is in memory.

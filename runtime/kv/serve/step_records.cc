@@ -14,10 +14,12 @@ StepRecords::StepRecords(RecordParts& parts, AttendedEntries& attended) : parts_
 void StepRecords::AddSources(uint32_t layer, SlotAttentionArgs* args) {
   if (const SlotBuffers* own = parts_.slots.own(layer); own != nullptr) args->Add(own->source());
   if (const SlotBuffers* pool = parts_.slots.pool(layer); pool != nullptr) args->Add(pool->source());
-  parts_.ledger->AddSources(layer, args);
+  if (parts_.family.kept != nullptr) parts_.family.kept->AddSources(layer, args);
   args->space = parts_.spaces.space(layer);
   const RecentWindow& window = parts_.window;
-  args->Add({window.records(layer), window.shape(), window.table(layer), parts_.ledger->window_mass(layer)});
+  const Evictor* const evictor = parts_.family.evictor;
+  Buffer* const mass = evictor != nullptr ? evictor->window_mass(layer) : nullptr;
+  args->Add({window.records(layer), window.shape(), window.table(layer), mass});
 }
 
 Status StepRecords::BeginStep(const KvStep& step) {
@@ -42,9 +44,9 @@ bool StepRecords::NeedsLearning() const {
 
 Status StepRecords::SetMeansFromStored(uint32_t sequence) {
   EntrySpaces& spaces = parts_.spaces;
-  for (uint32_t layer = 0; layer < parts_.n_layers; ++layer) {
+  for (uint32_t layer = 0; parts_.family.shifter != nullptr && layer < parts_.n_layers; ++layer) {
     if (!spaces.are_used() || spaces.has_means(layer, sequence)) continue;
-    KVRUN_ASSIGN_OR_RETURN(std::vector<float> means, parts_.ledger->MeansInRecords(layer, sequence));
+    KVRUN_ASSIGN_OR_RETURN(std::vector<float> means, parts_.family.shifter->MeansInRecords(layer, sequence));
     if (means.empty()) continue;
     spaces.TakeBack(layer, sequence, means);
     KVRUN_RETURN_IF_ERROR(parts_.SetMeans(layer, sequence, means));
@@ -59,8 +61,18 @@ Status StepRecords::LearnFromStored(uint32_t sequence) {
   return index()->LearnFromStored(sequence, *parts_.ledger);
 }
 
+Status StepRecords::WriteLeavingGroups() {
+  GroupWriter* const groups = parts_.family.groups;
+  return groups != nullptr ? groups->StoreLeavingGroups() : Status::Ok();
+}
+
+Status StepRecords::WriteCompletedGroups() {
+  GroupWriter* const groups = parts_.family.groups;
+  return groups != nullptr ? groups->StoreCompletedGroups() : Status::Ok();
+}
+
 Status StepRecords::FetchLayer(uint32_t layer) {
-  KVRUN_RETURN_IF_ERROR(parts_.ledger->BeginLayer(layer));
+  if (maintains()) KVRUN_RETURN_IF_ERROR(parts_.family.upkeep->BeginLayer(layer));
   KVRUN_RETURN_IF_ERROR(parts_.server.Serve(layer));
   if (index() != nullptr) KVRUN_RETURN_IF_ERROR(index()->EndLayer(layer));
   attended_.NoteLayer(layer);

@@ -45,14 +45,16 @@ class StepRecords {
 
   // --- KV thread.
   // Groups that an earlier step completed go to the store, those that are leaving before any layer is served
-  // (KvLedger::StoreLeavingGroups). Where the index takes records, all, before the step is submitted.
-  Status WriteLeavingGroups() { return parts_.ledger->StoreLeavingGroups(); }
-  Status WriteCompletedGroups() { return parts_.ledger->StoreCompletedGroups(); }
+  // (GroupWriter::StoreLeavingGroups). Where the index takes records, all, before the step is submitted.
+  Status WriteLeavingGroups();
+  Status WriteCompletedGroups();
   // The layer's choice is known; brings it into slots and writes the mapping tables.
   Status FetchLayer(uint32_t layer);
-  // The device is done with the layer.
-  Status MaintainLayer(uint32_t layer) { return parts_.ledger->MaintainLayer(layer, *parts_.selector); }
-  bool maintains() const { return parts_.ledger->maintains(); }
+  // Where maintains(): the device is done with the layer.
+  Status MaintainLayer(uint32_t layer) {
+    return parts_.family.upkeep->MaintainLayer(layer, *parts_.selector);
+  }
+  bool maintains() const { return parts_.family.upkeep != nullptr; }
   // All layers are maintained.
   Status PrepareStep() { return parts_.index != nullptr ? parts_.index->PrepareStep() : Status::Ok(); }
   void AddStall(double milliseconds) { parts_.server.AddStall(milliseconds); }
