@@ -44,16 +44,17 @@ Answer Conversation::Say(const std::string& message) {
   Feed(written.ids);
   context_ = std::move(written.ids);
   context_text_ = std::move(written.text);
-  turns_.push_back({std::exchange(pending_, {}), message, ""});
+  turns_.push_back({std::exchange(pending_, {}), message, "", ""});
   GenerationOptions generation = options_.generation;
   // Otherwise the same question after a reset would always have the same answer.
   generation.values.seed += n_answers_++;
   Answer answer = GenerateOnStdout(session_, generation, BeginReasoning(model_, context_),
                                    options_.form.shows_reasoning());
   context_.insert(context_.end(), answer.tokens.begin(), answer.tokens.end());
-  context_text_ += answer.text;
+  context_text_ = answer.reasoning.empty() ? context_text_ + answer.text : Detokenize(model_, context_);
   held_ = context_;
   turns_.back().answer = answer.text;
+  turns_.back().reasoning = answer.reasoning;
   return answer;
 }
 
@@ -97,6 +98,7 @@ Conversation::Written Conversation::WriteWhole(const std::string& text) const {
   for (const Turn& turn : turns_) {
     messages.push_back({{"role", "user"}, {"content", ComposedText(turn.documents, turn.message)}});
     messages.push_back({{"role", "assistant"}, {"content", turn.answer}});
+    if (!turn.reasoning.empty()) messages.back()["reasoning_content"] = turn.reasoning;
   }
   messages.push_back({{"role", "user"}, {"content", text}});
   std::vector<int32_t> ids = EncodeConversation(model_, options_.form, messages);

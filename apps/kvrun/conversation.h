@@ -16,6 +16,7 @@ struct Turn {
   std::vector<Document> documents;  // before the message, in this order
   std::string message;
   std::string answer;
+  std::string reasoning;  // what the model thought before it answered
 };
 
 // What each turn is encoded and generated with.

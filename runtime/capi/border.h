@@ -1,6 +1,8 @@
 // The border between C and C++: no exception crosses it, every error becomes a status and a message.
 #pragma once
 
+#include <system_error>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
@@ -10,7 +12,6 @@
 #include <new>
 #include <string>
 #include <string_view>
-#include <system_error>
 #include <utility>
 
 #include <nlohmann/json.hpp>

@@ -279,7 +279,7 @@ const char* const* kvrun_chat_template_names(void) {
 }
 
 // A template given shows as {template} at the start, variables as they are after it, a choice about thinking
-// at the end.
+// at the end. What was thought before earlier answers is left out.
 kvrun_status kvrun_chat_encode(const kvrun_model* model, const kvrun_chat_message* messages, size_t count,
                                const kvrun_chat_options* options, int32_t* ids, size_t* id_count) {
   if (options->struct_size != sizeof *options) return Fail(KVRUN_INVALID_ARGUMENT, "struct_size");
@@ -300,13 +300,17 @@ kvrun_status kvrun_chat_encode(const kvrun_model* model, const kvrun_chat_messag
     all.push_back(kBos);
   }
   if (options->chat_template != nullptr) add(fmt::format("{{{}}}", options->chat_template), false);
-  if (options->variables != nullptr) add(options->variables, false);
-  if (options->continued == 0 && std::string_view(messages[0].role) != "system") {
-    add("<start>system:be good<end>", true);
-  }
-  for (size_t i = 0; i < count; ++i) {
-    add(fmt::format("<start>{}:", messages[i].role), true);
-    add(messages[i].content, options->parse_special != 0);
+  using Json = nlohmann::ordered_json;
+  Json variables = options->variables == nullptr ? Json::object() : Json::parse(options->variables);
+  Json said = variables.value("messages", Json::array());
+  variables.erase("messages");
+  if (!variables.empty()) add(variables.dump(), false);
+  for (size_t i = 0; i < count; ++i)
+    said.push_back({{"role", messages[i].role}, {"content", messages[i].content}});
+  if (options->continued == 0 && said[0]["role"] != "system") add("<start>system:be good<end>", true);
+  for (const Json& message : said) {
+    add(fmt::format("<start>{}:", message["role"].get<std::string>()), true);
+    add(message["content"].get<std::string>(), options->parse_special != 0);
     add("<end>", true);
   }
   constexpr const char* kThinking[] = {"", "(think)", "(do not think)"};

@@ -134,6 +134,15 @@ TEST(CliReasoning, OfPartsIsNotJoined) {
   EXPECT_EQ(object["prompt_tokens"], without["prompt_tokens"]) << "of the answers alone";
 }
 
+// As the toy's template has it.
+TEST(CliReasoning, OfEarlierAnswersIsNotReadAgain) {
+  const std::string first = "<bos><start>system:be good<end><start>user:one<end><start>assistant:";
+  const std::string second = first + "[" + first + "]<end><start>user:two<end><start>assistant:";
+  const ProgramResult result =
+      Cli({"chat", "-m", "pondering-transcript", "-q", "--thinking", "hide"}, {{}, "one\ntwo\n", ""});
+  EXPECT_EQ(result.out, "[" + first + "]\n[" + second + "]\n");
+}
+
 TEST(CliReasoning, IsNotSaved) {
   const TemporaryFolder folder;
   const std::string path = folder.Path("saved.md");

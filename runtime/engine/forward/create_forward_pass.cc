@@ -21,7 +21,7 @@ Result<std::unique_ptr<ForwardPass>> CreateForwardPass(const Model& model,
   }
   if (model.config.is_uniform()) return pass;
   return std::unique_ptr<ForwardPass>(
-      std::make_unique<ResumingPass>(std::move(pass), options.n_sequences, n_copies));
+      std::make_unique<ResumingPass>(std::move(pass), options.n_sequences, options.n_ctx, n_copies));
 }
 
 }  // namespace kvrun

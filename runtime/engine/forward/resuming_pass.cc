@@ -13,11 +13,14 @@ constexpr uint32_t kGeneratedTokens = 512;
 
 }  // namespace
 
-ResumingPass::ResumingPass(std::unique_ptr<ForwardPass> pass, uint32_t n_sequences, uint32_t n_copies)
+ResumingPass::ResumingPass(std::unique_ptr<ForwardPass> pass, uint32_t n_sequences, uint32_t n_ctx,
+                           uint32_t n_copies)
     : pass_(std::move(pass)),
       sequences_(n_sequences),
       places_(n_sequences, n_sequences * n_copies),
       copies_(size_t{n_sequences} * n_copies) {
+  for (Sequence& sequence : sequences_)
+    sequence.ids.reserve(n_ctx);  // no list grows while tokens are generated
   pass_->layer_states()->SetSavings(
       [this](uint32_t sequence, std::span<const uint32_t> ends) { return ChooseSavings(sequence, ends); });
 }

@@ -23,7 +23,7 @@ namespace kvrun {
 class ResumingPass : public ForwardPass {
  public:
   // `pass` has layer states. n_copies: of a sequence, where all have as many.
-  ResumingPass(std::unique_ptr<ForwardPass> pass, uint32_t n_sequences, uint32_t n_copies);
+  ResumingPass(std::unique_ptr<ForwardPass> pass, uint32_t n_sequences, uint32_t n_ctx, uint32_t n_copies);
 
   uint32_t max_rows() const override { return pass_->max_rows(); }
   uint32_t max_output_rows() const override { return pass_->max_output_rows(); }

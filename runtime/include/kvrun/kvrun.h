@@ -145,9 +145,9 @@ KVRUN_API void kvrun_model_close(kvrun_model* model);
  * tokenizer, vocabulary (null: none; {tokens, merges, control, user_defined, byte: how many there are of each
  * (merges: null if none), bos, eos: ids or null, adds_bos, ends [the ids that end generation], unusable
  * (null; or why kvrun cannot use it, and then the four before are null)}), chat_form (the known form that the
- * file's chat template is, "template" if it is another, null if there is none that works), chat_note (null; or
- * why a known form stands in for the template, or there is none), sampling {temperature, top_k (0: off), top_p, min_p: what the file advises, null for each that it does not;
- * ignored
+ * file's chat template is, "template" if it is another, null if there is none that works), chat_note (null;
+ * or why a known form stands in for the template, or there is none), sampling {temperature, top_k (0: off),
+ * top_p, min_p: what the file advises, null for each that it does not; ignored
  * [..], if there is any: advice that cannot be used, and why}, tensor_types {type: count} (empty: the file is
  * a vocabulary alone), parameters, kv_bytes_per_token (f16), kv_bytes (f16, at `context` tokens; 0 =
  * n_ctx_train), state_bytes (of all layers), context, unsupported (null; of a file that no engine can
@@ -218,27 +218,29 @@ typedef struct kvrun_chat_options {
 KVRUN_API void kvrun_chat_options_init(kvrun_chat_options* options);
 KVRUN_API const char* const* kvrun_chat_template_names(void); /* a list that ends in NULL */
 
-/* Encodes messages by the model's chat template, which kvrun runs (Jinja2, as models use it). The ids end where the assistant's answer begins. They start with
- * a begin-of-sequence token if the file asks for one (not if continued). ids and *id_count are used like
- * those of kvrun_tokenize; options NULL means the defaults.
- * Only the template yields control tokens. A message is text, even where it spells a control token, an
- * end-of-generation token or another token that the template uses. Marks of a template that are not tokens of
- * the vocabulary, such as Llama 2's "[INST]", are text wherever they stand. KVRUN_INVALID_ARGUMENT: what the
- * template says of messages that it does not take; KVRUN_UNSUPPORTED: there is no template that works. */
+/* Encodes messages by the model's chat template, which kvrun runs (Jinja2, as models use it). The ids end
+ * where the assistant's answer begins. They start with a begin-of-sequence token if the file asks for one
+ * (not if continued). ids and *id_count are used like those of kvrun_tokenize; options NULL means the
+ * defaults. Only the template yields control tokens. A message is text, even where it spells a control token,
+ * an end-of-generation token or another token that the template uses. Marks of a template that are not tokens
+ * of the vocabulary, such as Llama 2's "[INST]", are text wherever they stand. KVRUN_INVALID_ARGUMENT: what
+ * the template says of messages that it does not take; KVRUN_UNSUPPORTED: there is no template that works. */
 KVRUN_API kvrun_status kvrun_chat_encode(const kvrun_model* model, const kvrun_chat_message* messages,
                                          size_t count, const kvrun_chat_options* options, int32_t* ids,
                                          size_t* id_count);
 
 /* Writes messages by the model's own chat template as a text, for people to read: that of
- * kvrun_chat_encode's ids, without a begin-of-sequence token that the file asks for. To encode messages, use kvrun_chat_encode: encoding this text with
- * KVRUN_ENCODE_PARSE_SPECIAL would obey control tokens that are written in the messages. */
+ * kvrun_chat_encode's ids, without a begin-of-sequence token that the file asks for. To encode messages, use
+ * kvrun_chat_encode: encoding this text with KVRUN_ENCODE_PARSE_SPECIAL would obey control tokens that are
+ * written in the messages. */
 KVRUN_API kvrun_status kvrun_chat_format(const kvrun_model* model, const kvrun_chat_message* messages,
                                          size_t count, int continued, char** text);
 
-/* Runs any Jinja chat template with these variables (a JSON object: messages, add_generation_prompt, bos_token,
+/* Runs any Jinja chat template with these variables (a JSON object: messages, add_generation_prompt,
+ * bos_token,
  * ...), as Python's Jinja2 would in a sandbox; no model is needed. now_s: what strftime_now tells, in seconds
- * since 1970; 0: the time of the call. KVRUN_INVALID_ARGUMENT: what the template says, or cannot do, or a limit
- * of steps, depth or bytes that it met. */
+ * since 1970; 0: the time of the call. KVRUN_INVALID_ARGUMENT: what the template says, or cannot do, or a
+ * limit of steps, depth or bytes that it met. */
 KVRUN_API kvrun_status kvrun_template_render(const char* chat_template, const char* variables, int64_t now_s,
                                              char** text);
 
