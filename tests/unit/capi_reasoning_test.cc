@@ -85,7 +85,7 @@ TEST_F(CapiReasoning, WhatIsMissingIsSaid) {
   kvrun_reasoning_close(nullptr);
   kvrun_model* wordless = nullptr;
   ASSERT_EQ(kvrun_model_make("SmolLM2-135M", 2, &wordless), KVRUN_OK) << LastError();
-  EXPECT_EQ(kvrun_reasoning_begin(wordless, nullptr, 0, &none), KVRUN_UNSUPPORTED);
+  EXPECT_EQ(kvrun_reasoning_begin(wordless, nullptr, 0, &none), KVRUN_NOT_FOUND);
   EXPECT_EQ(none, nullptr);
   kvrun_model_close(wordless);
 }

@@ -253,7 +253,7 @@ typedef void (*kvrun_reasoning_fn)(void* user, int is_reasoning, const char* tex
 /* Begins to tell apart what comes after the prompt ids [count], whose end may have opened thoughts already.
  * Thoughts begin an answer, between marks of the model's chat form: <think>, [THINK], <|channel>thought, the
  * channel "analysis" of gpt-oss, and others. Of a model that does not think, all is answer.
- * KVRUN_UNSUPPORTED: the model has no tokenizer. */
+ * KVRUN_NOT_FOUND, KVRUN_UNSUPPORTED: the model has no vocabulary, or one that kvrun cannot use. */
 KVRUN_API kvrun_status kvrun_reasoning_begin(const kvrun_model* model, const int32_t* ids, size_t count,
                                              kvrun_reasoning** reasoning);
 /* Takes token and text as a kvrun_token_fn is given them (token < 0: text alone), and hands on what is known
