@@ -51,7 +51,7 @@ Answer Conversation::Say(const std::string& message) {
   Answer answer = GenerateOnStdout(session_, generation, BeginReasoning(model_, context_),
                                    options_.form.shows_reasoning());
   context_.insert(context_.end(), answer.tokens.begin(), answer.tokens.end());
-  context_text_ = answer.reasoning.empty() ? context_text_ + answer.text : Detokenize(model_, context_);
+  context_text_ += answer.written;
   held_ = context_;
   turns_.back().answer = answer.text;
   turns_.back().reasoning = answer.reasoning;

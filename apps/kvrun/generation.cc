@@ -106,6 +106,7 @@ int OnToken(void* user, uint32_t sequence, int32_t token, const char* text, size
     const bool has_logprobs =
         token >= 0 && collector->logprobs.taken.token == token && !collector->logprobs.likeliest.empty();
     if (token >= 0) lane.answer.tokens.push_back(token);
+    lane.answer.written.append(text, text_bytes);
     if (has_logprobs) lane.answer.logprobs.push_back(collector->logprobs);
     Take(collector, sequence, PartsOf(lane, token, {text, text_bytes}), token,
          has_logprobs ? &collector->logprobs : nullptr);

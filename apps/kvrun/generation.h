@@ -91,9 +91,10 @@ using Reasoning = std::unique_ptr<kvrun_reasoning, ReasoningCloser>;
 Reasoning BeginReasoning(const Model& model, const std::vector<int32_t>& prompt);
 
 struct Answer {
-  std::string text;             // what the model answers
-  std::string reasoning;        // what it thought before, where that was told from the answer
-  std::vector<int32_t> tokens;  // of both
+  std::string text;       // what the model answers
+  std::string reasoning;  // what it thought before, where that was told from the answer
+  std::string written;    // both as the model wrote them, with those of its marks that are text
+  std::vector<int32_t> tokens;
   kvrun_finish finish = KVRUN_FINISH_CANCELLED;
   std::vector<StepLogprobs> logprobs;  // of each token, where they were asked for
 };

@@ -1,3 +1,4 @@
+#include "runtime/device/instruction_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/device/encode_rows.cc"
 #include <hwy/foreach_target.h>

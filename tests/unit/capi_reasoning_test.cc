@@ -28,9 +28,10 @@ void OnPart(void* user, int is_reasoning, const char* text, size_t text_bytes) {
 class Reasoning {
  public:
   Reasoning(const kvrun_model* model, std::string_view prompt) {
-    std::vector<int32_t> ids(prompt.size() + 1);
+    std::vector<int32_t> ids(prompt.size() + 8);  // the space before it has three bytes
     size_t count = ids.size();
     EXPECT_EQ(kvrun_tokenize(model, prompt.data(), prompt.size(), 0, ids.data(), &count), KVRUN_OK);
+    EXPECT_LE(count, ids.size());
     EXPECT_EQ(kvrun_reasoning_begin(model, ids.data(), count, &reasoning_), KVRUN_OK) << LastError();
   }
   Reasoning(const Reasoning&) = delete;

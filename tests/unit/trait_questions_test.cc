@@ -25,6 +25,7 @@ constexpr Asker kAskers[] = {
     {"runtime/capi/kv.cc", 1, "the folder is told where there is a file in it"},
     {"runtime/capi/kv_info.cc", 8, "reports have what a method has, and null for the rest"},
     {"runtime/engine/measure/benchmark.cc", 2, "what is timed must read"},
+    {"runtime/engine/measure/work_kinds.cc", 1, "what a step that chooses groups has to move"},
     {"runtime/engine/offloaded/decode_lists.cc", 1, "whether layers differ"},
     {"runtime/engine/offloaded/offloaded_pass.cc", 1, "whether a sequence has gaps"},
     {"runtime/engine/offloaded/static_refresh.cc", 1, "whether there is a set to choose again"},
@@ -39,7 +40,7 @@ constexpr Asker kAskers[] = {
     {"runtime/kv/planner/kv_planner.cc", 3, "adapters that are computed, and what wide keys are worth"},
     {"runtime/kv/serve/layer_server.cc", 3, "whether it reads, what is chosen without a selector"},
 };
-constexpr int kMostQuestions = 34;
+constexpr int kMostQuestions = 35;
 
 // Families, and what a row is made into.
 bool MayAsk(const std::string& path) {

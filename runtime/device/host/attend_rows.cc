@@ -2,9 +2,8 @@
 
 #include <algorithm>
 
-// Vectors lie in arrays here, which those of unknown length cannot; processors that have them have NEON.
+#include "runtime/device/instruction_targets.h"
 #define HWY_WANT_AVX3_DL  // it has VNNI
-#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/device/host/attend_rows.cc"
 #include <hwy/foreach_target.h>

@@ -1,5 +1,5 @@
 // The gated delta rule.
-#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#include "runtime/device/instruction_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/device/host/delta_rule.cc"
 #include <hwy/foreach_target.h>

@@ -1,4 +1,5 @@
 // Norms, activations and row copies.
+#include "runtime/device/instruction_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/device/host/elementwise.cc"
 #include <hwy/foreach_target.h>

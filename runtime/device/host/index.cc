@@ -1,4 +1,5 @@
 // Keys of a prompt, projected.
+#include "runtime/device/instruction_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/device/host/index.cc"
 #include <hwy/foreach_target.h>

@@ -1,8 +1,8 @@
 #include "runtime/device/host/instruction_sets.h"
 
 // As where kernels are compiled for most targets (matmul_kernels.cc, attend_rows.cc).
+#include "runtime/device/instruction_targets.h"
 #define HWY_WANT_AVX3_DL
-#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #include <fmt/format.h>
 #include <hwy/targets.h>
 

@@ -3,10 +3,8 @@
 #include <atomic>
 
 #include "platform/base/check.h"
-
+#include "runtime/device/instruction_targets.h"
 #define HWY_WANT_AVX3_DL  // it has VNNI
-// SSSE3 without SSE4: hardly any; the others' vectors have no fixed size and cannot be kept in arrays.
-#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/device/host/matmul_kernels.cc"
 #include <hwy/foreach_target.h>

@@ -1,4 +1,5 @@
 // What the processor can do: multiply-adds from registers, and reads from memory.
+#include "runtime/device/instruction_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/device/host/rates.cc"
 #include <hwy/foreach_target.h>

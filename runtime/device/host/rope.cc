@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "runtime/device/instruction_targets.h"
 #include "runtime/model/tensor_type.h"
-
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/device/host/rope.cc"
 #include <hwy/foreach_target.h>

@@ -10,11 +10,9 @@
 #include "runtime/device/host/attend_rows.h"
 #include "runtime/device/host/operations.h"
 #include "runtime/device/host/thread_pool.h"
+#include "runtime/device/instruction_targets.h"
 #include "shaders/shared/step_params.h"
-
-// As in attend_rows.cc.
-#define HWY_WANT_AVX3_DL
-#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#define HWY_WANT_AVX3_DL  // as attend_rows.cc
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/device/host/row_mass.cc"
 #include <hwy/foreach_target.h>

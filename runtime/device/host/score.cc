@@ -1,4 +1,5 @@
 // Scores and chooses groups of an index.
+#include "runtime/device/instruction_targets.h"
 #define HWY_WANT_AVX3_DL  // it has VNNI
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/device/host/score.cc"

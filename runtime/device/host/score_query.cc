@@ -1,4 +1,5 @@
 // Queries as an index is scored with: rotated, projected by the adapter.
+#include "runtime/device/instruction_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/device/host/score_query.cc"
 #include <hwy/foreach_target.h>

@@ -2,6 +2,7 @@
 // passes over the scores, which are few and read at a vector a cycle), then writes what is above it. Where a
 // share of all scores' sum may end the choice, what is above a score is also summed, always in the same
 // order: a larger one then never has a larger sum.
+#include "runtime/device/instruction_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/device/host/select.cc"
 #include <hwy/foreach_target.h>

@@ -1,4 +1,5 @@
 // Causal convolutions of a few taps, channel by channel.
+#include "runtime/device/instruction_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/device/host/short_convolution.cc"
 #include <hwy/foreach_target.h>

@@ -237,10 +237,9 @@ KVRUN_API kvrun_status kvrun_chat_format(const kvrun_model* model, const kvrun_c
                                          size_t count, int continued, char** text);
 
 /* Runs any Jinja chat template with these variables (a JSON object: messages, add_generation_prompt,
- * bos_token,
- * ...), as Python's Jinja2 would in a sandbox; no model is needed. now_s: what strftime_now tells, in seconds
- * since 1970; 0: the time of the call. KVRUN_INVALID_ARGUMENT: what the template says, or cannot do, or a
- * limit of steps, depth or bytes that it met. */
+ * bos_token, ...), as Python's Jinja2 would in a sandbox; no model is needed. now_s: what strftime_now tells,
+ * in seconds since 1970; 0: the time of the call. KVRUN_INVALID_ARGUMENT: what the template says, or cannot
+ * do, or a limit of steps, depth or bytes that it met. */
 KVRUN_API kvrun_status kvrun_template_render(const char* chat_template, const char* variables, int64_t now_s,
                                              char** text);
 

@@ -1,7 +1,6 @@
 #include "runtime/kv/math/dense_products.h"
 
-// Vectors lie in arrays here, which those of unknown length cannot.
-#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128 | HWY_RVV)
+#include "runtime/device/instruction_targets.h"
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "runtime/kv/math/dense_products.cc"
 #include <hwy/foreach_target.h>
