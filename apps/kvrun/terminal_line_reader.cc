@@ -133,7 +133,7 @@ class TerminalLineReader : public LineReader {
     el_wset(editor, EL_PROMPT, Prompt);
     el_wset(editor, EL_SIGNAL, 0);  // signals are the program's
     // Between lines the modes stay TerminalModes', and line ends come as they are typed.
-    el_wset(editor, EL_SETTY, L"-x", L"-icanon", L"-echo", nullptr);
+    el_wset(editor, EL_SETTY, L"-x", L"-icanon", L"-echo", L"-icrnl", L"-inlcr", nullptr);
     el_wset(editor, EL_SETTY, L"-d", L"-icrnl", L"-inlcr", nullptr);
     if (history_ != nullptr) {
       HistEventW event;

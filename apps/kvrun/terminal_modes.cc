@@ -105,6 +105,8 @@ TerminalModes::TerminalModes(int input, int output) {
   if (HasDefaultAction(SIGTSTP)) InstallStopHandler();
   termios modes = g_original;
   modes.c_lflag &= ~static_cast<tcflag_t>(ICANON | ECHO);
+  // Line ends come as they are typed: of a paste's "\r\n" the terminal would make two.
+  modes.c_iflag &= ~static_cast<tcflag_t>(ICRNL | INLCR);
   modes.c_cc[VMIN] = 1;
   modes.c_cc[VTIME] = 0;
   (void)tcsetattr(input, TCSADRAIN, &modes);

@@ -6,9 +6,9 @@
 namespace kvrun::cli {
 
 // While this lives, the terminal hands out what is typed byte by byte and without a limit (a line of its own
-// has 4,095 bytes at most), echoes nothing, and marks what is pasted. Signals of keys work as before. The
-// modes from before come back at the end, also where a signal ends or stops the process.
-// One at a time. Not for use from several threads.
+// has 4,095 bytes at most), echoes nothing, leaves line ends as they are, and marks what is pasted. Signals
+// of keys work as before. The modes from before come back at the end, also where a signal ends or stops the
+// process. One at a time. Not for use from several threads.
 class TerminalModes {
  public:
   // `input` is a terminal. Marks are asked for on `output`; where that is no terminal, nowhere.
