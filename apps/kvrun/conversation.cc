@@ -1,6 +1,7 @@
 #include "apps/kvrun/conversation.h"
 
 #include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "apps/common/failure.h"
@@ -11,6 +12,20 @@ namespace {
 
 size_t CommonLength(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
   return static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
+}
+
+// But for white space: templates trim answers, and some tokenizers put a space behind each control token.
+bool AreAlike(std::string_view a, std::string_view b) {
+  const auto is_space = [](char c) { return c == ' ' || (c >= '\t' && c <= '\r'); };
+  const auto skip = [&](std::string_view text, size_t at) {
+    while (at < text.size() && is_space(text[at])) ++at;
+    return at;
+  };
+  size_t i = skip(a, 0);
+  size_t k = skip(b, 0);
+  for (; i < a.size() && k < b.size() && a[i] == b[k]; i = skip(a, i + 1), k = skip(b, k + 1)) {
+  }
+  return i == a.size() && k == b.size();
 }
 
 }  // namespace
@@ -88,7 +103,7 @@ Conversation::Written Conversation::WriteWith(const std::vector<Document>& docum
     return whole;  // this template writes no answer as it was
   }
   const std::string turn_text = Detokenize(model_, longer).substr(Detokenize(model_, context_).size());
-  if (whole.text == context_text_ + turn_text) whole.ids = std::move(longer);
+  if (AreAlike(whole.text, context_text_ + turn_text)) whole.ids = std::move(longer);
   return whole;
 }
 

@@ -21,7 +21,6 @@ struct Form {
   const char* name;
   const char* jinja;
   std::vector<std::string> specials;
-  bool changes_answers = false;
 };
 
 const std::vector<Form>& Forms() {
@@ -35,8 +34,7 @@ const std::vector<Form>& Forms() {
       {"llama-2",
        R"({% set content = '<<SYS>>\n' + system_message + '\n<</SYS>>\n\n' + message['content'] %})"
        R"({{ bos_token + '[INST] ' + content.strip() + ' [/INST]' }}{{ ' ' + content.strip() + ' ' + eos_token }})",
-       {},
-       true},
+       {}},
       {"llama-3",
        R"({% set content = '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' + )"
        R"(message['content'] | trim + '<|eot_id|>' %})",
@@ -47,13 +45,11 @@ const std::vector<Form>& Forms() {
       {"mistral",
        R"({{ bos_token }}{{ "[INST] " + message["content"] + "[/INST]" }})"
        R"({{ " " + message["content"]|trim + eos_token }})",
-       {},
-       true},
+       {}},
       {"deepseek-r1",
        R"({{'<｜User｜>' + message['content']}}{% set content = content.split('</think>')[-1] %})"
-       R"({{'<｜Assistant｜>' + content + '<｜end▁of▁sentence｜>'}}{{'<｜Assistant｜><think>\n'}})",
-       {"<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>"},
-       true},
+       R"({{'<｜Assistant｜>' + content + '<｜end▁of▁sentence｜>'}}{{'<｜Assistant｜>'}})",
+       {"<｜User｜>", "<｜Assistant｜>", "<｜end▁of▁sentence｜>"}},
       {"mistral-old",
        R"({{ '[INST] ' + message['content'] + ' [/INST]' }}{{ message['content'] + eos_token + ' ' }})",
        {}},
@@ -174,16 +170,9 @@ TEST_P(ChatForms, ChatPutsTheWholeConversationBeforeTheModel) {
   ASSERT_NE(stand_in, whole.end());
 
   const auto [first_text, first_ids] = AnswerTo(first);
-  // Where the form writes an earlier answer as it was, its tokens stay those that the model chose. Others put
-  // a space before it that this model does not write, or leave out the beginning of thoughts before it.
-  const std::vector<kvrun_chat_message> all = {
-      {"user", "a b"}, {"assistant", first_text.c_str()}, {"user", "b"}};
-  const bool is_kept = Format(all).starts_with(Format({{"user", "a b"}}) + first_text);
-  EXPECT_EQ(is_kept, !Forms()[GetParam()].changes_answers);
   Ids context = first;
   context.insert(context.end(), first_ids.begin(), first_ids.end());
   context.insert(context.end(), stand_in + 2, whole.end());
-  if (!is_kept) context = EncodeMessages(all);
   const auto [second_text, second_ids] = AnswerTo(context);
 
   ProgramInput input = WithDrivers();

@@ -318,7 +318,7 @@ TEST(ChatFormLength, TakesTimeAsItIsLong) {
     const Result<ChatForm> known = ChatForm::FromSource(jinja + "'}}}}" + std::string(kChatMl));
     EXPECT_TRUE(known.ok()) << pattern;
   }
-  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(2));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(5));
 }
 
 }  // namespace
