@@ -35,8 +35,28 @@ kvrun::Result<Json> ReadMessages(const kvrun_chat_message* messages, size_t coun
   return list;
 }
 
+// Members of an object are looked for one by one.
+constexpr size_t kMostMembers = 10'000;
+constexpr int kMostDepth = 500;
+
 kvrun::Result<Json> ReadObject(const char* json, std::string_view name) {
-  Json object = Json::parse(json, nullptr, /*allow_exceptions=*/false);
+  std::vector<size_t> n_members;  // of each object that is open
+  bool is_within = true;
+  const auto keeps = [&](int depth, Json::parse_event_t event, Json&) {
+    using Event = Json::parse_event_t;
+    if (event == Event::object_start) n_members.push_back(0);
+    if (event == Event::key && !n_members.empty())
+      is_within = is_within && ++n_members.back() <= kMostMembers;
+    if (event == Event::object_end && !n_members.empty()) n_members.pop_back();
+    is_within = is_within && depth <= kMostDepth;
+    return is_within;
+  };
+  Json object = Json::parse(json, keeps, /*allow_exceptions=*/false);
+  if (!is_within) {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("{} is nested more than {} deep, or has more than {} members in an object",
+                              name, kMostDepth, kMostMembers));
+  }
   if (object.is_object()) return object;
   return Status(StatusCode::kInvalidArgument,
                 fmt::format("{} {}", name, object.is_discarded() ? "is not JSON" : "is not a JSON object"));
