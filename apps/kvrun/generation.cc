@@ -155,8 +155,16 @@ void ReadTemplateVariable(const std::string& given, Json* variables) {
   }
   if (name == "messages") throw UsageError("--template-var: messages are what the chat consists of");
   std::string value = given.substr(equals + 1);
+  if (value == "@") throw UsageError(fmt::format("--template-var: {}=@ names no file", name));
   if (value.starts_with('@')) value = ReadText(value.substr(1), LimitOfSmallFile("a template's variable"));
-  const Json json = ParseJson(value);
+  std::string why;
+  const Json json = ParseJson(value, &why);
+  const size_t first = value.find_first_not_of(" \t\r\n");
+  if (json.is_discarded() && first != std::string::npos && (value[first] == '{' || value[first] == '[')) {
+    throw Failure(
+        KVRUN_INVALID_ARGUMENT,
+        fmt::format("--template-var: the value of {} begins as JSON does, but is none: {}", name, why));
+  }
   (*variables)[name] = json.is_discarded() ? Json(value) : json;
 }
 
@@ -312,7 +320,13 @@ std::vector<int32_t> EncodePlain(const Model& model, const PromptForm& form, con
 std::vector<int32_t> EncodeChat(const Model& model, const PromptForm& form,
                                 const std::vector<kvrun_chat_message>& messages) {
   const std::string variables = VariablesOf(form);
-  return EncodeMessages(model, messages, ChatOptionsOf(form, variables, /*continued=*/false));
+  std::vector<int32_t> ids =
+      EncodeMessages(model, messages, ChatOptionsOf(form, variables, /*continued=*/false));
+  if (ids.empty()) {
+    throw Failure(KVRUN_INVALID_ARGUMENT,
+                  "the chat template makes an empty text of the messages: there is nothing to answer");
+  }
+  return ids;
 }
 
 std::vector<int32_t> EncodeChat(const Model& model, const PromptForm& form, const std::string& system,

@@ -26,7 +26,9 @@ int64_t ReadDay(const std::string& source, const std::string& text) {
   const char* const end = strptime(text.c_str(), "%Y-%m-%d", &day);
   day.tm_hour = 12;
   day.tm_isdst = -1;
-  const std::time_t seconds = end == nullptr || *end != '\0' ? -1 : std::mktime(&day);
+  const int month = day.tm_mon;  // mktime makes the 2nd of March of the 30th of February
+  std::time_t seconds = end == nullptr || *end != '\0' ? -1 : std::mktime(&day);
+  if (day.tm_mon != month) seconds = -1;
   if (seconds <= 0) throw UsageError(fmt::format("{}: \"{}\" is not a day such as 2026-03-07", source, text));
   return seconds;
 }

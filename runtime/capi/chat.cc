@@ -163,7 +163,12 @@ kvrun_status kvrun_template_render(const char* chat_template, const char* variab
     read.now = static_cast<std::time_t>(now_s);
     KVRUN_ASSIGN_OR_RETURN(const kvrun::JinjaTemplate parsed, kvrun::JinjaTemplate::Parse(chat_template));
     KVRUN_ASSIGN_OR_RETURN(const kvrun::JinjaText rendered, parsed.Render(read));
-    return CopyOut(std::string_view(kvrun::JoinPieces(rendered)), text);
+    const std::string whole = kvrun::JoinPieces(rendered);
+    if (whole.find('\0') != std::string::npos) {
+      return {StatusCode::kInvalidArgument,
+              "the text has a zero byte, which cannot be handed out: take it out of the variables"};
+    }
+    return CopyOut(std::string_view(whole), text);
   });
 }
 

@@ -128,7 +128,16 @@ Result<ChatTemplate> ChatTemplate::Choose(const GgufFile& file, std::string_view
   }
   const bool is_jinja = name_or_jinja.find("{{") != std::string_view::npos ||
                         name_or_jinja.find("{%") != std::string_view::npos;
-  if (is_jinja) return Create(name_or_jinja, std::move(tokens));
+  if (is_jinja) {
+    KVRUN_ASSIGN_OR_RETURN(ChatTemplate chosen, Create(name_or_jinja, std::move(tokens)));
+    // Whoever chose this wants no other in its place.
+    if (chosen.form_stands_in_ && chosen.jinja_ == nullptr) {
+      return Status(StatusCode::kUnsupported,
+                    fmt::format("{}; mend it, or give one of {}", chosen.failure_, ListChatFormNames()));
+    }
+    chosen.form_stands_in_ = false;
+    return chosen;
+  }
   return Status(StatusCode::kUnsupported,
                 fmt::format("there is no chat template \"{}\"; give one of {}, or a Jinja template",
                             name_or_jinja.substr(0, 64), ListChatFormNames()));
@@ -160,6 +169,7 @@ Result<ChatTemplate> ChatTemplate::Create(std::string_view jinja, ChatTokenTexts
   }
   // With variables that it asks for it may work yet.
   result.form_stands_in_ = result.form_.has_value();
+  result.failure_ = failure.message();
   result.note_ = result.form_stands_in_ ? fmt::format("{}; the known form {} is used instead",
                                                       failure.message(), result.form_->name())
                                         : failure.message();
@@ -197,6 +207,9 @@ bool ChatTemplate::UsesForm(const ChatRequest& request) const {
 // What nobody reads is a mistake, or tools that the model would never see.
 Status ChatTemplate::CheckVariables(const Json& variables) const {
   for (const auto& [name, value] : variables.items()) {
+    if (name == "bos_token" || name == "eos_token") {
+      return {StatusCode::kInvalidArgument, fmt::format("the variable \"{}\" is the model's own", name)};
+    }
     if (jinja_->reads(name)) continue;
     return {StatusCode::kUnsupported,
             fmt::format("the model's chat template does not read the variable \"{}\"", name)};
@@ -232,13 +245,22 @@ Result<ChatText> ChatTemplate::Render(const ChatRequest& request) const {
   variables.content["messages"] = MessagesFor(request.messages);
   if (!variables.content.contains("add_generation_prompt")) variables.content["add_generation_prompt"] = true;
   variables.form = {{"bos_token", tokens_.bos}, {"eos_token", tokens_.eos}};
-  return jinja_->Render(variables);
+  // What a template makes of a document of some megabytes are several texts of that size.
+  JinjaLimits limits;
+  for (const Json& message : request.messages)
+    limits.max_bytes += 16 * TextOfContent(message.value("content", Json())).size();
+  return jinja_->Render(variables, limits);
 }
 
 Status ChatTemplate::SetThinking(Thinking thinking, Json* variables) const {
   if (thinking == Thinking::kDefault) return Status::Ok();
   for (const std::string_view name : kThinkingSwitches) {
     if (!jinja_->reads(name)) continue;
+    if (variables->contains(name)) {
+      return {StatusCode::kInvalidArgument,
+              fmt::format("whether the model thinks is said twice: by --thinking, and by the variable \"{}\"",
+                          name)};
+    }
     (*variables)[std::string(name)] = thinking == Thinking::kOn;
     return Status::Ok();
   }

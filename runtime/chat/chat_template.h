@@ -75,6 +75,7 @@ class ChatTemplate {
   std::string source_;          // of jinja_
   bool parts_content_ = false;  // it takes contents as lists of parts alone
   std::string note_;
+  std::string failure_;  // what is wrong with it
 };
 
 }  // namespace kvrun

@@ -231,6 +231,32 @@ TEST(ChatTemplate, CanBeChosenByNameOrText) {
   }
 }
 
+TEST(ChatTemplate, NoOtherStandsInForOneThatIsChosen) {
+  const auto file = FileWith({});
+  const Result<ChatTemplate> unread = ChatTemplate::Choose(*file, std::string("{% include 'x' %}") + kChatMl);
+  EXPECT_EQ(unread.status().code(), StatusCode::kUnsupported);
+  const ChatTemplate failing = OrDie(ChatTemplate::Choose(*file, std::string("{{ no.thing }}") + kChatMl));
+  EXPECT_EQ(failing.Write(Request(kHi)).status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST(ChatTemplate, WhatIsSaidTwiceOrIsTheModelsIsRefused) {
+  const ChatTemplate chat = OrDie(Read("{{ bos_token }}{{ messages[0].content }}{{ enable_thinking }}"));
+  ChatRequest request = Request(kHi);
+  request.variables = {{"bos_token", "x"}};
+  EXPECT_EQ(chat.Write(request).status().code(), StatusCode::kInvalidArgument);
+  request.variables = {{"enable_thinking", false}};
+  EXPECT_TRUE(chat.Write(request).ok());
+  request.thinking = Thinking::kOn;
+  EXPECT_EQ(chat.Write(request).status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST(ChatTemplate, ADocumentMayHaveManyMegabytes) {
+  const std::string document(size_t{30} << 20, 'x');
+  const ChatText text =
+      OrDie(OrDie(Read(kChatMl)).Write(Request({{{"role", "user"}, {"content", document}}})));
+  EXPECT_EQ(text.at(3).text.size(), document.size());
+}
+
 TEST(ChatTemplate, HasABoundThatIsSaid) {
   std::string jinja(kChatMl);
   jinja.resize(size_t{1} << 20, ' ');

@@ -33,7 +33,7 @@ TEST(CliRender, ADayIsNoonOfIt) {
                 {{"TZ=UTC"}, "", ""})
                 .out,
             "t|{}|1772884800");
-  for (const char* wrong : {"", "today", "2026-13-01", "2026-03-07x", "1969-01-01"}) {
+  for (const char* wrong : {"", "today", "2026-13-01", "2026-02-30", "2026-03-07x", "1969-01-01"}) {
     const ProgramResult refused =
         Cli({"render", "--chat-template", jinja, "--variables", variables, "--date", wrong});
     EXPECT_EQ(refused.exit_code, 2) << wrong;
@@ -90,6 +90,10 @@ TEST(CliTemplateVariables, AreJsonTextsOrFiles) {
     EXPECT_TRUE(Contains(refused.err, "--template-var: ")) << refused.err;
   }
   EXPECT_EQ(prompt({"a=@" + folder.Path("none")}).exit_code, 1);
+  const ProgramResult cut = prompt({"tools=[1,"});
+  EXPECT_EQ(cut.exit_code, 1);
+  EXPECT_TRUE(Contains(cut.err, "the value of tools begins as JSON does, but is none")) << cut.err;
+  EXPECT_TRUE(Contains(prompt({"tools=@"}).err, "--template-var: tools=@ names no file"));
   EXPECT_TRUE(Contains(Cli({"run", "-m", "toy", "-p", "x", "--template-var", "a=1"}).err,
                        "--template-var needs --chat"));
 }
