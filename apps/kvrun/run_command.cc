@@ -214,9 +214,12 @@ int Run(RunOptions& options) {
   ChooseSeed(&options.generation, options.shared.quiet);
   const Model model = OpenNamedModel(options.shared);
   GenerationOptions of_messages = options.generation;
-  if (options.chat || !options.batch.empty()) AvoidRepetition(*options.set, ModelInfo(model), &of_messages);
+  if (options.chat || !options.batch.empty()) {
+    const Json model_info = ModelInfo(model);
+    AvoidRepetition(*options.set, model_info, &of_messages);
+    if (options.chat && !options.shared.quiet) NoteChatTemplate(options.form, model_info);
+  }
   if (options.chat) options.generation = of_messages;
-  if (options.chat && !options.shared.quiet) NoteChatTemplate(options.form, ModelInfo(model));
   if (options.batch.empty()) return PromptRunner(options, model).Run();
   const BatchJob job{.shared = options.shared,
                      .generation = {options.generation, of_messages},

@@ -170,10 +170,12 @@ Result<ChatTemplate> ChatTemplate::Create(std::string_view jinja, ChatTokenTexts
   // With variables that it asks for it may work yet.
   result.form_stands_in_ = result.form_.has_value();
   result.failure_ = failure.message();
-  result.note_ = result.form_stands_in_ ? fmt::format("{}; the known form {} is used instead",
-                                                      failure.message(), result.form_->name())
-                                        : failure.message();
   return result;
+}
+
+std::string ChatTemplate::note() const {
+  if (!form_stands_in_) return failure_;
+  return fmt::format("{}; the known form {} is used instead", failure_, form_->name());
 }
 
 // A template that works shows a user's question, as a text or as a list of parts.
@@ -304,12 +306,6 @@ std::vector<std::string> ChatTemplate::FormTexts() const {
     if (!text.empty()) texts.push_back(text);
   }
   return texts;
-}
-
-bool ChatTemplate::Spells(std::string_view mark) const {
-  const std::vector<std::string> texts = FormTexts();
-  return std::any_of(texts.begin(), texts.end(),
-                     [&](const std::string& text) { return text.find(mark) != std::string::npos; });
 }
 
 }  // namespace kvrun

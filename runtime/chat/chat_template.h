@@ -44,7 +44,7 @@ class ChatTemplate {
   // That of the known form which it is, or looks like; else "template".
   std::string_view name() const { return form_ ? form_->name() : "template"; }
   // Why the template fails at a first question, and which known form stands in, if one does; "": it works.
-  const std::string& note() const { return note_; }
+  std::string note() const;
 
   // With the BOS text where the template writes it. kInvalidArgument: a message that the template or the form
   // cannot take; kUnsupported: it has no switch for thinking, or does not read variables.
@@ -52,8 +52,6 @@ class ChatTemplate {
 
   // Every text that the template itself may write: the tokens in them are never a content's.
   std::vector<std::string> FormTexts() const;
-  // Whether one of them holds this.
-  bool Spells(std::string_view mark) const;
 
  private:
   explicit ChatTemplate(ChatTokenTexts tokens) : tokens_(std::move(tokens)) {}
@@ -74,8 +72,7 @@ class ChatTemplate {
   std::optional<ChatForm> form_;
   std::string source_;          // of jinja_
   bool parts_content_ = false;  // it takes contents as lists of parts alone
-  std::string note_;
-  std::string failure_;  // what is wrong with it
+  std::string failure_;         // at a first question
 };
 
 }  // namespace kvrun
