@@ -12,8 +12,10 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size_bytes);
 
 namespace {
 
-// Stands nowhere else.
-constexpr const char* kSaid = "\x01said";
+// A character that nobody uses. A fuzzer learns what it is compared with, so a source that holds it, or could spell it,
+// is left out.
+constexpr const char* kMark = "\U000E07A5";
+constexpr const char* kSaid = "it\U000E07A5 said";
 
 kvrun::JinjaVariables Conversation() {
   kvrun::JinjaVariables variables;
@@ -35,14 +37,16 @@ kvrun::JinjaVariables Conversation() {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size_bytes) {
   static const kvrun::JinjaVariables variables = Conversation();
   const std::string_view source(reinterpret_cast<const char*>(data), size_bytes);
-  if (source.find('\\') != std::string_view::npos) return 0;  // it could spell the text itself
+  for (const char* spells : {kMark, "\\", "919461"}) {
+    if (source.find(spells) != std::string_view::npos) return 0;
+  }
   const auto parsed = kvrun::JinjaTemplate::Parse(source);
   if (!parsed.ok()) return 0;
   const auto text =
       parsed->Render(variables, {.max_steps = 50'000, .max_depth = 100, .max_bytes = size_t{1} << 20});
   if (!text.ok()) return 0;
   for (const kvrun::JinjaPiece& piece : *text) {
-    if (!piece.is_content && piece.text.find(kSaid) != std::string::npos) std::abort();
+    if (!piece.is_content && piece.text.find(kMark) != std::string::npos) std::abort();
   }
   return 0;
 }
