@@ -1,7 +1,7 @@
 # kvrun_embed_shaders(TARGET): compiles every variant of shaders/variants.txt to SPIR-V and embeds it in TARGET, where runtime/device/vulkan/shader_library.h finds it by name.
 #
 # What depends only on the list (the table and the assembler file that includes the binaries) is written when
-# CMake configures; each variant is one command of the build, with a depfile.
+# CMake configures; all variants of a file are one command of the build.
 #
 # SPIR-V does not depend on the processor: a build for another one may take what the target kvrun_shaders of this one made.
 set(KVRUN_SPIRV_DIR "" CACHE PATH "Folder of another build's shaders, which are taken as they are; empty: compile them")
@@ -30,24 +30,26 @@ function(kvrun_shader_compiler_version out)
   set(${out} "glslc: ${text}" PARENT_SCOPE)
 endfunction()
 
-# Adds the command that makes SPV out of the rest of a line of the list: FILE MACRO=VALUE...
-function(kvrun_compile_shader spv file)
+# Adds the command that makes the variants of FILE in FOLDER; the rest are lines NAME MACRO=VALUE... What a shader includes
+# is not asked for: a change of any compiles all of them, in seconds.
+function(kvrun_compile_shader folder file)
   set(source ${CMAKE_SOURCE_DIR}/shaders/${file})
   if(NOT EXISTS ${source})
     message(FATAL_ERROR "shaders/variants.txt names ${file}, which is not in shaders/")
   endif()
-  list(TRANSFORM ARGN PREPEND -D OUTPUT_VARIABLE macros)
-  cmake_path(GET spv STEM variant)
+  set(list ${folder}/${file}.variants)
+  list(JOIN ARGN "\n" lines)
+  file(CONFIGURE OUTPUT ${list} CONTENT "${lines}\n" @ONLY)
+  list(TRANSFORM ARGN REPLACE " .*" ".spv" OUTPUT_VARIABLE binaries)
+  list(TRANSFORM binaries PREPEND ${folder}/)
+  file(GLOB included CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/shaders/include/* ${CMAKE_SOURCE_DIR}/shaders/shared/*)
+  set(script ${CMAKE_SOURCE_DIR}/cmake/compile_shaders.sh)
   # scripts/test has spirv-val look at all of them.
   add_custom_command(
-    OUTPUT ${spv}
-    COMMAND ${KVRUN_GLSLC} --target-env=vulkan1.1 -O0 -Werror -fshader-stage=compute
-      -I ${CMAKE_SOURCE_DIR}/shaders/include -I ${CMAKE_SOURCE_DIR}/shaders ${macros}
-      -MD -MF ${spv}.d -MT ${spv} -o ${spv}.tmp ${source}
-    COMMAND ${KVRUN_SPIRV_OPT} --target-env=vulkan1.1 ${KVRUN_SPIRV_PASSES} ${spv}.tmp -o ${spv}
-    DEPENDS ${source}
-    DEPFILE ${spv}.d
-    COMMENT "Shader ${variant}"
+    OUTPUT ${binaries}
+    COMMAND ${script} ${KVRUN_GLSLC} ${KVRUN_SPIRV_OPT} ${source} ${list} ${folder} ${KVRUN_SPIRV_PASSES}
+    DEPENDS ${source} ${list} ${included} ${script}
+    COMMENT "Shader ${file}"
     VERBATIM)
 endfunction()
 
@@ -64,6 +66,7 @@ function(kvrun_embed_shaders target)
   file(STRINGS ${list_file} lines REGEX "^[^#]")
   set(binaries "")
   set(names "")
+  set(files "")
   foreach(line IN LISTS lines)
     separate_arguments(fields UNIX_COMMAND "${line}")
     list(LENGTH fields count)
@@ -82,20 +85,27 @@ function(kvrun_embed_shaders target)
       if(${name}${path} IN_LIST names)
         message(FATAL_ERROR "shaders/variants.txt: '${name}${path}' is there twice")
       endif()
-      set(macros ${fields})
-      if(path STREQUAL "_texel")
-        list(APPEND macros PATH_TEXEL)
-      endif()
       set(spv ${spirv_folder}/${name}${path}.spv)
       if(KVRUN_SPIRV_DIR AND NOT EXISTS ${spv})
         message(FATAL_ERROR "KVRUN_SPIRV_DIR: ${spv} is not there: build the target kvrun_shaders of that build first")
-      elseif(NOT KVRUN_SPIRV_DIR)
-        kvrun_compile_shader(${spv} ${file} ${macros})
       endif()
+      list(JOIN fields " " macros)
+      if(path STREQUAL "_texel")
+        string(APPEND macros " PATH_TEXEL")
+      endif()
+      list(APPEND files ${file})
+      list(APPEND variants_of_${file} "${name}${path} ${macros}")
       list(APPEND names ${name}${path})
       list(APPEND binaries ${spv})
     endforeach()
   endforeach()
+
+  list(REMOVE_DUPLICATES files)
+  if(NOT KVRUN_SPIRV_DIR)
+    foreach(file IN LISTS files)
+      kvrun_compile_shader(${folder} ${file} ${variants_of_${file}})
+    endforeach()
+  endif()
 
   set(KVRUN_BLOBS "")
   set(KVRUN_SYMBOLS "")
