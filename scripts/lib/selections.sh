@@ -3,7 +3,8 @@
 
 selections=$KVRUN_ROOT/tests/selections.txt
 all_runs=(kernels-host kernels-lavapipe-{128,256,512} kernels-swiftshader e2e-host e2e-pair
-  e2e-{lavapipe-256,swiftshader}{,-floor})
+  e2e-{lavapipe-256,swiftshader}{,-floor} asan-{unit,kernels-host,e2e-host} tsan-threads
+  aarch64-{unit,unit-i8mm,unit-without-dot,kernels-host,kernels-swiftshader,storage,e2e-host})
 
 # each_pattern VISIT: calls it with RUN, takes or leaves, and a pattern, of each.
 each_pattern() {
@@ -42,17 +43,24 @@ list_tests() { "$1" --gtest_list_tests | awk '/^[^ ]/ { suite = $1; next } { pri
 
 # check_selections TESTS: those of the programs in this folder.
 check_selections() {
-  local folder=$1 kernels e2e n_patterns=0 n_bad=0
+  local folder=$1 kernels e2e unit storage n_patterns=0 n_bad=0
   kernels=$(list_tests "$folder/kvrun_kernels_tests")
   e2e=$(list_tests "$folder/kvrun_e2e_tests")
+  unit=$(list_tests "$folder/kvrun_unit_tests")
+  storage=$(list_tests "$folder/kvrun_storage_tests")
   each_pattern check_pattern || return 1
   echo "$n_patterns patterns"
   [[ $n_patterns -gt 0 && $n_bad -eq 0 ]]
 }
 
 check_pattern() {
-  local names=$e2e run name
-  [[ $1 != kernels-* ]] || names=$kernels
+  local names="$unit $storage $kernels $e2e" run name
+  case $1 in
+    *unit*) names=$unit ;;
+    *storage*) names=$storage ;;
+    *kernels*) names=$kernels ;;
+    *e2e*) names=$e2e ;;
+  esac
   n_patterns=$((n_patterns + 1))
   for run in "${all_runs[@]}" ""; do
     # shellcheck disable=SC2053
@@ -62,10 +70,10 @@ check_pattern() {
     n_bad=$((n_bad + 1))
     echo "$1: there is no such run"
   fi
-  while IFS= read -r name; do
+  for name in $names; do
     # shellcheck disable=SC2053
     [[ $name != $3 ]] || return 0
-  done <<<"$names"
+  done
   n_bad=$((n_bad + 1))
   echo "$1 $2 $3: there is no such test"
 }
