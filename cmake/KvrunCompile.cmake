@@ -1,10 +1,20 @@
+# Where each core has 3 GB, GCC collects no garbage: a tenth of its time, for 400 MB more.
+cmake_host_system_information(RESULT memory_mb QUERY TOTAL_PHYSICAL_MEMORY)
+cmake_host_system_information(RESULT n_cores QUERY NUMBER_OF_LOGICAL_CORES)
+set(KVRUN_GCC_OPTIONS "")
+math(EXPR enough_mb "3000 * ${n_cores}")
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND memory_mb GREATER_EQUAL enough_mb)
+  set(KVRUN_GCC_OPTIONS --param=ggc-min-heapsize=1000000)
+endif()
+
 # kvrun_target(NAME): language level, warnings as errors and sanitizers, the same for every target.
 function(kvrun_target name)
   target_compile_features(${name} PRIVATE cxx_std_20)
   set_target_properties(${name} PROPERTIES CXX_EXTENSIONS OFF CXX_VISIBILITY_PRESET hidden
     POSITION_INDEPENDENT_CODE ON)
   target_include_directories(${name} PRIVATE ${CMAKE_SOURCE_DIR})
-  target_compile_options(${name} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Werror)
+  target_compile_options(${name} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Werror
+    ${KVRUN_GCC_OPTIONS})
   if(KVRUN_UNITY)
     kvrun_group_sources(${name})
   endif()
