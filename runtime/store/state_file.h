@@ -1,0 +1,104 @@
+// What a session keeps of itself in a file, beside its records: named *items*, each a string of bytes. A save
+// writes what has changed since the save before. Knows bytes, not what they mean. Format:
+// docs/formats/session.md.
+//
+// An item is cut into chunks of kStateChunkBytes. A save is a *segment* at the file's end: the chunks that
+// are not as they were (by a hash of each that stays in memory), and a table of them. What the table does not
+// mention is as it was. Segments add up: where what is of no use any more exceeds what is, the next save
+// writes all chunks to another file, which then takes the name.
+//
+// Whenever the process or the machine ends: the file then holds the last save that Commit has answered, or
+// one that was under way, whole; never a part of one.
+//
+// Threads: one at a time.
+#pragma once
+
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+
+#include "platform/base/status.h"
+
+namespace kvrun {
+
+inline constexpr uint32_t kStateChunkBytes = 64 * 1024;
+
+// What an item is. Items of one part do not mind those of another.
+enum class StatePart : uint16_t {
+  kIdentity = 1,  // of what the session was: model, shapes, options
+  kSequence = 2,  // tokens and lengths
+  kLedger = 3,
+  kStore = 4,  // checksums of records
+  kWindow = 5,
+  kIndex = 6,
+  kSpaces = 7,
+  kStaticSet = 8,
+  kKept = 9,
+  kLayerStates = 10,
+  kResidentKv = 11,
+};
+
+struct StateKey {
+  StatePart part = StatePart::kIdentity;
+  uint16_t item = 0;  // the part's own number
+  uint32_t layer = 0;
+  uint32_t stream = 0;  // or a sequence, or whatever tells items of a layer apart
+  auto operator<=>(const StateKey&) const = default;
+};
+
+struct StateFileCounters {
+  uint64_t read_bytes = 0;
+  uint64_t written_bytes = 0;
+  uint64_t saves = 0;
+};
+
+class StateFile {
+ public:
+  // An empty one, which is on disk when it is first saved; what had its name is there until then. The folder
+  // must be there. Mode 0600.
+  static Result<std::unique_ptr<StateFile>> Create(const std::string& path);
+  // The last whole save. kNotFound: there is no file. kUnsupported: of another version of the format, which
+  // the message names. kCorrupt: no whole save is in it. kInvalidArgument: not a file of this user's own (a
+  // link, a pipe, another's). `read_only`: may be of a folder that cannot be written; no saves.
+  static Result<std::unique_ptr<StateFile>> Open(const std::string& path, bool read_only = false);
+  ~StateFile();
+  StateFile(const StateFile&) = delete;
+  StateFile& operator=(const StateFile&) = delete;
+
+  const std::string& path() const;
+
+  // --- What the last save holds.
+  // Nothing: there is no such item. 0 bytes is an item.
+  std::optional<uint64_t> SizeOf(const StateKey& key) const;
+  // A part of an item: kCorrupt where its chunks are not what was written. kNotFound where there is no such
+  // item, kInvalidArgument where it is shorter.
+  Status Read(const StateKey& key, uint64_t offset_bytes, std::span<std::byte> to) const;
+  // Of all items, ascending by key.
+  void ForEach(const std::function<void(const StateKey&, uint64_t size_bytes)>& visit) const;
+
+  // --- A save. Begins; then Put of every item that there is; then Commit. An item that was not put is gone.
+  // After an error, and after BeginSave without Commit, the file is as the last save left it, and a save may
+  // begin anew.
+  Status BeginSave();
+  // The bytes may go when it returns. An item may be put in pieces, one after another: an item's pieces but
+  // the last are whole chunks. No other item comes in between.
+  Status Put(const StateKey& key, std::span<const std::byte> bytes, bool is_last = true);
+  // It is on the disk, and cannot be lost by a power cut.
+  Status Commit();
+
+  uint64_t file_bytes() const;  // as it is on disk
+  uint64_t MemoryBytes() const;  // of its tables
+  StateFileCounters counters() const;
+
+ private:
+  class Impl;
+  explicit StateFile(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvrun

@@ -1,0 +1,106 @@
+// One function of each part of a session saves, loads and counts its state: it shows a visitor every item in
+// turn, and the visitor reads, fills or measures it.
+//
+//   Status Ledger::VisitState(StateVisitor& visitor) {
+//     return visitor.Vector({StatePart::kLedger, kLengths}, &lengths_, n_sequences());
+//   }
+//
+// Threads: as of what is visited.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "runtime/store/state_file.h"
+
+namespace kvrun {
+
+class StateVisitor {
+ public:
+  virtual ~StateVisitor() = default;
+
+  // What is visited takes the values that it is shown; else it shows its own.
+  virtual bool is_loading() const = 0;
+  // Loading: whether the item is there.
+  virtual bool Has(const StateKey& key) const = 0;
+  // An item of a size that both sides know. Loading: kCorrupt where it is of another size, or not there.
+  virtual Status Bytes(const StateKey& key, std::span<std::byte> bytes) = 0;
+  // The size of an item, before its bytes: loading, what it is in the file, at most `most_bytes` and a
+  // multiple of `unit_bytes` (else kCorrupt); else `size_bytes`.
+  virtual Result<uint64_t> Size(const StateKey& key, uint64_t size_bytes, uint64_t most_bytes,
+                                uint32_t unit_bytes) = 0;
+
+  // A number, an enum, or a struct without pointers and padding.
+  template <typename T>
+    requires std::is_trivially_copyable_v<T>
+  Status Value(const StateKey& key, T* value) {
+    return Bytes(key, std::as_writable_bytes(std::span(value, 1)));
+  }
+  template <typename T>
+    requires std::is_trivially_copyable_v<T>
+  Status Array(const StateKey& key, std::span<T> values) {
+    return Bytes(key, std::as_writable_bytes(values));
+  }
+  // Loading: it gets the item's size, of at most most_n elements.
+  template <typename T>
+    requires std::is_trivially_copyable_v<T>
+  Status Vector(const StateKey& key, std::vector<T>* values, uint64_t most_n) {
+    KVRUN_ASSIGN_OR_RETURN(const uint64_t n_bytes, Size(key, values->size() * sizeof(T), most_n * sizeof(T),
+                                                        static_cast<uint32_t>(sizeof(T))));
+    if (is_loading()) values->resize(n_bytes / sizeof(T));
+    return Bytes(key, std::as_writable_bytes(std::span(*values)));
+  }
+};
+
+// Puts all that it is shown into a save that has begun.
+class StateSaver final : public StateVisitor {
+ public:
+  explicit StateSaver(StateFile& file) : file_(file) {}
+  bool is_loading() const override { return false; }
+  bool Has(const StateKey&) const override { return true; }
+  Status Bytes(const StateKey& key, std::span<std::byte> bytes) override { return file_.Put(key, bytes); }
+  Result<uint64_t> Size(const StateKey&, uint64_t size_bytes, uint64_t, uint32_t) override {
+    return size_bytes;
+  }
+
+ private:
+  StateFile& file_;
+};
+
+// Fills all that it is shown from a file's last save.
+class StateLoader final : public StateVisitor {
+ public:
+  explicit StateLoader(const StateFile& file) : file_(file) {}
+  bool is_loading() const override { return true; }
+  bool Has(const StateKey& key) const override { return file_.SizeOf(key).has_value(); }
+  Status Bytes(const StateKey& key, std::span<std::byte> bytes) override;
+  Result<uint64_t> Size(const StateKey& key, uint64_t size_bytes, uint64_t most_bytes,
+                        uint32_t unit_bytes) override;
+
+ private:
+  const StateFile& file_;
+};
+
+// Adds up what a save would hold.
+class StateCounter final : public StateVisitor {
+ public:
+  bool is_loading() const override { return false; }
+  bool Has(const StateKey&) const override { return true; }
+  Status Bytes(const StateKey&, std::span<std::byte> bytes) override {
+    size_bytes_ += bytes.size();
+    return Status::Ok();
+  }
+  Result<uint64_t> Size(const StateKey&, uint64_t size_bytes, uint64_t, uint32_t) override {
+    return size_bytes;
+  }
+  uint64_t size_bytes() const { return size_bytes_; }
+
+ private:
+  uint64_t size_bytes_ = 0;
+};
+
+}  // namespace kvrun
