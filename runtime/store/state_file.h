@@ -91,7 +91,7 @@ class StateFile {
   // It is on the disk, and cannot be lost by a power cut.
   Status Commit();
 
-  uint64_t file_bytes() const;  // as it is on disk
+  uint64_t file_bytes() const;   // as it is on disk
   uint64_t MemoryBytes() const;  // of its tables
   StateFileCounters counters() const;
 

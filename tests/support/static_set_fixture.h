@@ -131,7 +131,7 @@ class StaticSetFixture : public ::testing::Test {
     StaticPlan& statics = plan_.of_groups().statics;
     statics.n_total = 8;
     statics.n_entries = statics.most_entries = 4;
-    statics.observed_rows = StaticSet::kObservedRows;
+    statics.observed_rows = StaticChoice::kObservedRows;
     plan_.choice.n_chosen = 7;
     Shape(KvType::kF16, 2, 1);
   }
@@ -172,7 +172,7 @@ class StaticSetFixture : public ::testing::Test {
   }
 
   std::vector<uint32_t> Positions(const StaticSet& set, uint32_t layer = 0, uint32_t stream = 0) const {
-    const std::span<const uint32_t> positions = set.positions(layer, stream);
+    const std::span<const uint32_t> positions = set.choice().positions(layer, stream);
     return {positions.begin(), positions.end()};
   }
   // Chooses these of each layer, for the first sequence: the first gets most.
@@ -184,7 +184,8 @@ class StaticSetFixture : public ::testing::Test {
         attention.At(attention.all, head, positions[i]) = 100.0F - static_cast<float>(i);
       }
     }
-    for (uint32_t layer = 0; layer < kLayers; ++layer) RunOrDie(set.Choose(layer, {0, 0, end}, attention));
+    for (uint32_t layer = 0; layer < kLayers; ++layer)
+      RunOrDie(set.choice().Choose(layer, {0, 0, end}, attention));
   }
 
   // What the source of a layer holds of a stream: positions are those of the set.

@@ -32,12 +32,12 @@ TEST_F(StaticSetTest, WhatReceivesMostOverAllHeadsOfAStreamIsChosen) {
   give(15, 0.7F, 0.4F);
   give(16, 0.95F, 0.0F);
   give(23, 0.0F, 2.0F);
-  RunOrDie(set.Choose(0, {0, 0, 30}, attention));
+  RunOrDie(set.choice().Choose(0, {0, 0, 30}, attention));
   EXPECT_EQ(Positions(set), (Ids{7, 15, 16, 23}));
   EXPECT_TRUE(Positions(set, 1).empty()) << "of another layer";
   // A later prompt chooses anew, and may say other things.
   give(15, 0.0F, 0.0F);
-  RunOrDie(set.Choose(0, {0, 28, 31}, attention));
+  RunOrDie(set.choice().Choose(0, {0, 28, 31}, attention));
   EXPECT_EQ(Positions(set), (Ids{4, 7, 16, 23}));
 }
 
@@ -45,7 +45,7 @@ TEST_F(StaticSetTest, OfEqualOnesTheNewerIsChosenAndWhatIsNoNumberGetsNothing) {
   StaticSet set(*device_, plan_, kLayers);
   GivenAttention attention(2, 24);
   std::fill(attention.all.begin(), attention.all.end(), 0.5F);
-  RunOrDie(set.Choose(0, {0, 0, 30}, attention));
+  RunOrDie(set.choice().Choose(0, {0, 0, 30}, attention));
   EXPECT_EQ(Positions(set), (Ids{20, 21, 22, 23}));
   for (const uint32_t position : {20U, 22U}) {
     for (const uint32_t head : {0U, 1U}) {
@@ -54,7 +54,7 @@ TEST_F(StaticSetTest, OfEqualOnesTheNewerIsChosenAndWhatIsNoNumberGetsNothing) {
   }
   attention.At(attention.all, 0, 21) = std::numeric_limits<float>::infinity();
   attention.At(attention.all, 1, 21) = 1.5F;  // that alone counts
-  RunOrDie(set.Choose(0, {0, 0, 30}, attention));
+  RunOrDie(set.choice().Choose(0, {0, 0, 30}, attention));
   EXPECT_EQ(Positions(set), (Ids{18, 19, 21, 23}));
 }
 
@@ -66,7 +66,7 @@ TEST_F(StaticSetTest, EachStreamHasItsOwn) {
   for (const auto& [head, position] : {std::pair{0, 9}, {0, 11}, {1, 4}, {1, 20}}) {
     attention.At(attention.all, head, position) = 1.0F;
   }
-  RunOrDie(set.Choose(1, {1, 0, 30}, attention));
+  RunOrDie(set.choice().Choose(1, {1, 0, 30}, attention));
   EXPECT_EQ(Positions(set, 1, 2), (Ids{9, 11}));
   EXPECT_EQ(Positions(set, 1, 3), (Ids{4, 20}));
   EXPECT_TRUE(Positions(set, 1, 0).empty());
@@ -77,24 +77,24 @@ TEST_F(StaticSetTest, EachStreamHasItsOwn) {
 TEST_F(StaticSetTest, ShortPrompts) {
   StaticSet set(*device_, plan_, kLayers);
   GivenAttention attention(2, 24);
-  RunOrDie(set.Choose(0, {0, 0, 30}, attention));
+  RunOrDie(set.choice().Choose(0, {0, 0, 30}, attention));
   EXPECT_EQ(Positions(set).size(), 4U);
   for (const uint32_t end : {2U, 6U, 10U, 13U}) {
-    RunOrDie(set.Choose(0, {0, 0, end}, attention));
+    RunOrDie(set.choice().Choose(0, {0, 0, end}, attention));
     EXPECT_TRUE(Positions(set).empty()) << end;
   }
   plan_.of_groups().statics.n_entries = plan_.of_groups().statics.most_entries = 7;
-  RunOrDie(set.Choose(0, {0, 0, 14}, attention));
+  RunOrDie(set.choice().Choose(0, {0, 0, 14}, attention));
   EXPECT_EQ(Positions(set), (Ids{4, 5, 6, 7}));
 }
 
 TEST_F(StaticSetTest, EvenlySpacedOnesForBenchmarks) {
   StaticSet set(*device_, plan_, kLayers);
-  set.ChooseEvenly(0, 24);
+  set.choice().ChooseEvenly(0, 24);
   for (uint32_t layer = 0; layer < kLayers; ++layer) EXPECT_EQ(Positions(set, layer), (Ids{4, 9, 14, 19}));
-  set.ChooseEvenly(0, 6);
+  set.choice().ChooseEvenly(0, 6);
   EXPECT_EQ(Positions(set), (Ids{4, 5}));
-  set.ChooseEvenly(0, 2);
+  set.choice().ChooseEvenly(0, 2);
   EXPECT_TRUE(Positions(set).empty());
 }
 

@@ -37,24 +37,24 @@ class StaticShareByPrompt : public StaticSetFixture {
 
 TEST_F(StaticShareByPrompt, IsTheOverlapInWholeGroups) {
   StaticSet set(*device_, plan_, kLayers);
-  EXPECT_EQ(set.measured_share(), std::nullopt);
+  EXPECT_EQ(set.choice().measured_share(), std::nullopt);
   GivenAttention attention = Overlapping(40, {5, 2});  // 11 and 14 in common
-  RunOrDie(set.Choose(0, {0, 0, 46}, attention));
-  EXPECT_EQ(set.measured_share(), 12.0 / 16) << "12.5, in groups of 4";
+  RunOrDie(set.choice().Choose(0, {0, 0, 46}, attention));
+  EXPECT_EQ(set.choice().measured_share(), 12.0 / 16) << "12.5, in groups of 4";
   GivenAttention less = Overlapping(40, {14, 12});  // 2 and 4
-  RunOrDie(set.Choose(1, {0, 0, 46}, less));
-  EXPECT_EQ(set.measured_share(), 4.0 / 16) << "31 of four heads";
+  RunOrDie(set.choice().Choose(1, {0, 0, 46}, less));
+  EXPECT_EQ(set.choice().measured_share(), 4.0 / 16) << "31 of four heads";
 }
 
 TEST_F(StaticShareByPrompt, IsAllOrNothing) {
   StaticSet all(*device_, plan_, kLayers);
   GivenAttention same = Overlapping(40, {0, 0});
-  RunOrDie(all.Choose(0, {0, 0, 46}, same));
-  EXPECT_EQ(all.measured_share(), 1.0);
+  RunOrDie(all.choice().Choose(0, {0, 0, 46}, same));
+  EXPECT_EQ(all.choice().measured_share(), 1.0);
   StaticSet none(*device_, plan_, kLayers);
   GivenAttention other = Overlapping(40, {13, 14});
-  RunOrDie(none.Choose(0, {0, 0, 46}, other));
-  EXPECT_EQ(none.measured_share(), 0.0);
+  RunOrDie(none.choice().Choose(0, {0, 0, 46}, other));
+  EXPECT_EQ(none.choice().measured_share(), 0.0);
 }
 
 // A prompt that is shorter than a selection says nothing: all of its entries are selected.
@@ -62,29 +62,30 @@ TEST_F(StaticShareByPrompt, IsOfAllPromptsSoFar) {
   Shape(KvType::kF16, 2, 1, 2);
   StaticSet set(*device_, plan_, kLayers);
   GivenAttention attention = Overlapping(40, {8, 8});  // 8 of 16
-  RunOrDie(set.Choose(0, {0, 0, 46}, attention));
+  RunOrDie(set.choice().Choose(0, {0, 0, 46}, attention));
   GivenAttention shorter(2, 8);  // 8 of 8
-  RunOrDie(set.Choose(0, {1, 0, 14}, shorter));
-  EXPECT_EQ(set.measured_share(), 8.0 / 16);
+  RunOrDie(set.choice().Choose(0, {1, 0, 14}, shorter));
+  EXPECT_EQ(set.choice().measured_share(), 8.0 / 16);
 }
 
 TEST_F(StaticShareByPrompt, NothingSaysItWhereNothingIsBeforeTheWindow) {
   StaticSet set(*device_, plan_, kLayers);
   GivenAttention attention = Overlapping(40, {0, 0});
-  RunOrDie(set.Choose(0, {0, 0, 9}, attention));
-  EXPECT_EQ(set.measured_share(), std::nullopt);
+  RunOrDie(set.choice().Choose(0, {0, 0, 9}, attention));
+  EXPECT_EQ(set.choice().measured_share(), std::nullopt);
   // Decoding begins with what the plan assumes; a longer prompt says it yet.
   RunOrDie(set.Load(Reader(), {}, nullptr));
   set.Drop();
-  RunOrDie(set.Choose(0, {0, 0, 46}, attention));
-  EXPECT_EQ(set.measured_share(), 1.0);
+  RunOrDie(set.choice().Choose(0, {0, 0, 46}, attention));
+  EXPECT_EQ(set.choice().measured_share(), 1.0);
 }
 
 // As many as the share makes room for are in the set: those that get most of them.
 TEST_F(StaticShareByPrompt, TheBestStayWhenItIsKnown) {
   StaticSet set(*device_, plan_, kLayers);
   GivenAttention attention = Overlapping(40, {5, 2});
-  for (uint32_t layer = 0; layer < kLayers; ++layer) RunOrDie(set.Choose(layer, {0, 0, 46}, attention));
+  for (uint32_t layer = 0; layer < kLayers; ++layer)
+    RunOrDie(set.choice().Choose(layer, {0, 0, 46}, attention));
   plan_.of_groups().statics.n_entries = 5;
   NotingIndex index;
   RunOrDie(set.Load(Reader(), {}, &index));
@@ -96,7 +97,8 @@ TEST_F(StaticShareByPrompt, TheBestStayWhenItIsKnown) {
 TEST_F(StaticShareByPrompt, WithAShareOfNothingAllEntriesOfAGroupCount) {
   StaticSet set(*device_, plan_, kLayers);
   GivenAttention attention = Overlapping(40, {13, 14});
-  for (uint32_t layer = 0; layer < kLayers; ++layer) RunOrDie(set.Choose(layer, {0, 0, 46}, attention));
+  for (uint32_t layer = 0; layer < kLayers; ++layer)
+    RunOrDie(set.choice().Choose(layer, {0, 0, 46}, attention));
   plan_.of_groups().statics.n_entries = 0;
   NotingIndex index;
   RunOrDie(set.Load(Reader(), {}, &index));
@@ -116,7 +118,8 @@ TEST_F(StaticShareByPrompt, WhatIsTruncatedBeforeItIsKnownIsGone) {
     for (const uint32_t head : {0U, 1U})
       attention.At(attention.all, head, i) = static_cast<float>(i * 7 % 40);
   }
-  for (uint32_t layer = 0; layer < kLayers; ++layer) RunOrDie(set.Choose(layer, {0, 0, 46}, attention));
+  for (uint32_t layer = 0; layer < kLayers; ++layer)
+    RunOrDie(set.choice().Choose(layer, {0, 0, 46}, attention));
   NotingIndex index;
   set.Truncate(0, 12);
   RunOrDie(set.TakeBack(0, 18, Reader(), &index));

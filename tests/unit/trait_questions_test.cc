@@ -38,9 +38,9 @@ constexpr Asker kAskers[] = {
     {"runtime/kv/planner/kv_plan_reading.cc", 1, "says the options again"},
     {"runtime/kv/planner/kv_plan_sizes.cc", 1, "slots of a layer's own are searched for groups"},
     {"runtime/kv/planner/kv_planner.cc", 3, "adapters that are computed, and what wide keys are worth"},
-    {"runtime/kv/serve/layer_server.cc", 3, "whether it reads, what is chosen without a selector"},
+    {"runtime/kv/serve/group_server.cc", 1, "whether the set has a share now"},
 };
-constexpr int kMostQuestions = 35;
+constexpr int kMostQuestions = 33;
 
 // Families, and what a row is made into.
 bool MayAsk(const std::string& path) {

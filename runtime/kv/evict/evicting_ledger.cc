@@ -29,11 +29,10 @@ EvictingLedger::EvictingLedger(Device& device, const KvPlan& plan, uint32_t n_la
       plan_(plan),
       n_layers_(n_layers),
       window_(window),
-      vault_(std::move(vault)),
+      vault_(plan, n_layers, std::move(vault)),
       rule_(rule),
       n_moments_(StepMoments(rule)),
       sequences_(plan.n_sequences),
-      aside_(size_t{n_layers} * plan.n_streams),
       list_entries_(size_t{n_layers} * plan.n_streams, plan.of_kept().n_entries),
       shares_(size_t{n_layers} * plan.n_sequences) {
   KVRUN_CHECK(plan.record.group_tokens == 1 && plan.record.n_heads == 1);
@@ -50,14 +49,7 @@ EvictingLedger::EvictingLedger(Device& device, const KvPlan& plan, uint32_t n_la
 // Decoding allocates nothing.
 void EvictingLedger::ReserveScratch() {
   const size_t most = size_t{2} * plan_.of_kept().most_entries + 1;  // of both tiers, and one that arrives
-  view_positions_.reserve(most);
-  view_mass_.reserve(most);
-  view_squares_.reserve(most);
-  view_rows_.reserve(most);
-  view_seen_.reserve(most);
-  view_gaps_.reserve(most);
-  scores_.reserve(most);
-  order_.reserve(most);
+  entries_.Reserve(most);
   marks_.reserve(most);
   low_marks_.reserve(most);
 }
@@ -240,62 +232,44 @@ uint32_t EvictingLedger::RowsThatSaw(const Sequence& sequence, uint32_t position
   return steps + (rule_.observes_last_rows ? std::min(of_prompt, plan_.of_kept().observed_rows) : of_prompt);
 }
 
-void EvictingLedger::AddToView(uint32_t sequence, uint32_t position, float mass, float square) {
-  view_positions_.push_back(position);
-  view_mass_.push_back(mass);
-  if (n_moments() > 1) view_squares_.push_back(square);
-  view_rows_.push_back(RowsThatSaw(sequences_[sequence], position));
+Recurrence EvictingLedger::SeenBy(const Recurrence& entry, const Sequence& sequence) const {
+  return {std::min(entry.seen_at, sequence.length), entry.longest_gap};
 }
 
 // Entries of both tiers, those that keep their precision first.
-void EvictingLedger::GatherView(uint32_t layer, uint32_t stream) {
-  view_positions_.clear();
-  view_mass_.clear();
-  view_squares_.clear();
-  view_rows_.clear();
+void EvictingLedger::Gather(uint32_t layer, uint32_t stream) {
+  const Sequence& sequence = sequences_[stream / heads()];
+  entries_.Clear();
   for (const KeptTier tier : kKeptTiers) {
     const std::span<const uint32_t> positions = layers_[layer].positions(stream, tier);
     const KeptLists::Masses masses = layers_[layer].masses(stream, tier);
     for (size_t i = 0; i < positions.size(); ++i) {
       const float* const mass = masses.values + masses.places[i];
-      AddToView(stream / heads(), positions[i], *mass, n_moments() > 1 ? mass[masses.moment_stride] : 0.0F);
+      const float moments[] = {*mass, n_moments() > 1 ? mass[masses.moment_stride] : 0.0F};
+      entries_.Add(positions[i], std::span(moments).first(n_moments() > 1 ? 2 : 1),
+                   RowsThatSaw(sequence, positions[i]));
     }
   }
   if (!rule_.tracks_recurrence) return;
-  view_seen_.clear();
-  view_gaps_.clear();
   for (const Recurrence& entry : recurrences_[ListOf(layer, stream)]) {
-    view_seen_.push_back(std::min(entry.seen_at, sequences_[stream / heads()].length));
-    view_gaps_.push_back(entry.longest_gap);
+    entries_.AddRecurrence(SeenBy(entry, sequence));
   }
-}
-
-// What the view shows, into scores_.
-void EvictingLedger::ScoreView(uint32_t now) {
-  scores_.resize(view_positions_.size());
-  rule_.score({view_positions_, view_mass_, view_squares_, view_rows_, view_seen_, view_gaps_, now}, scores_);
 }
 
 // Of the list's entries and the one that arrives, that with the least score; of equal ones the oldest.
 // kNoEntry: it is the one that arrives.
 uint32_t EvictingLedger::WorstEntry(uint32_t layer, uint32_t stream, uint32_t position) {
-  GatherView(layer, stream);
-  AddToView(stream / heads(), position, WindowMass(layer, stream, position, 0),
-            n_moments() > 1 ? WindowMass(layer, stream, position, 1) : 0.0F);
+  const Sequence& sequence = sequences_[stream / heads()];
+  Gather(layer, stream);
+  const float moments[] = {WindowMass(layer, stream, position, 0),
+                           n_moments() > 1 ? WindowMass(layer, stream, position, 1) : 0.0F};
+  entries_.Add(position, std::span(moments).first(n_moments() > 1 ? 2 : 1), RowsThatSaw(sequence, position));
   if (rule_.tracks_recurrence) {
-    const Recurrence& arriving = WindowRecurrence(layer, stream, position);
-    view_seen_.push_back(std::min(arriving.seen_at, sequences_[stream / heads()].length));
-    view_gaps_.push_back(arriving.longest_gap);
+    entries_.AddRecurrence(SeenBy(WindowRecurrence(layer, stream, position), sequence));
   }
-  ScoreView(sequences_[stream / heads()].length);
-  size_t worst = 0;
-  for (size_t i = 1; i < scores_.size(); ++i) {
-    if (scores_[i] < scores_[worst] ||
-        (scores_[i] == scores_[worst] && view_positions_[i] < view_positions_[worst])) {
-      worst = i;
-    }
-  }
-  return worst + 1 == scores_.size() ? kNoEntry : static_cast<uint32_t>(worst);
+  entries_.Score(rule_, sequence.length);
+  const size_t worst = entries_.Worst();
+  return worst + 1 == entries_.size() ? kNoEntry : static_cast<uint32_t>(worst);
 }
 
 // Evicts a part of the list, and lowers the precision of what has no room for it any more. At least one entry
@@ -303,13 +277,9 @@ uint32_t EvictingLedger::WorstEntry(uint32_t layer, uint32_t stream, uint32_t po
 // Source: ARKV, Eq. 10, where there are two tiers.
 Status EvictingLedger::Tailor(uint32_t layer, uint32_t stream) {
   KeptLists& lists = layers_[layer];
-  GatherView(layer, stream);
-  ScoreView(sequences_[stream / heads()].length);
-  order_.resize(scores_.size());
-  std::iota(order_.begin(), order_.end(), 0U);
-  std::sort(order_.begin(), order_.end(), [this](uint32_t a, uint32_t b) {
-    return scores_[a] != scores_[b] ? scores_[a] > scores_[b] : view_positions_[a] > view_positions_[b];
-  });
+  Gather(layer, stream);
+  entries_.Score(rule_, sequences_[stream / heads()].length);
+  const std::span<const uint32_t> ranked = entries_.Best(entries_.size());
   const uint32_t entry_quota = lists.quota(stream, entry_tier());
   const uint32_t all = lists.quota(stream, KeptTier::kOriginal) + lists.quota(stream, KeptTier::kLow);
   const auto share = [this](uint32_t n) {
@@ -319,11 +289,11 @@ Status EvictingLedger::Tailor(uint32_t layer, uint32_t stream) {
   const uint32_t n_stay = has_two_tiers() ? std::max(share(all), most_original) : most_original;
   // By rank: those beyond n_stay go; of the others, originals beyond most_original are lowered.
   const uint32_t n_first = lists.count(stream, KeptTier::kOriginal);
-  marks_.assign(scores_.size(), false);
+  marks_.assign(ranked.size(), false);
   uint32_t n_original = 0;
   uint32_t n_low = 0;
-  for (uint32_t rank = 0; rank < order_.size(); ++rank) {
-    const uint32_t i = order_[rank];
+  for (uint32_t rank = 0; rank < ranked.size(); ++rank) {
+    const uint32_t i = ranked[rank];
     const bool is_original = has_two_tiers() && i < n_first;
     const bool stays_original = is_original && n_original < most_original && rank < n_stay;
     if (stays_original) {
@@ -344,8 +314,8 @@ Status EvictingLedger::Tailor(uint32_t layer, uint32_t stream) {
   return Status::Ok();
 }
 
-// marks_: of the view, those that go. What stays beyond the originals' share has its precision lowered, as
-// Tailor ranked it (order_).
+// marks_: of entries_, those that go. What stays beyond the originals' share has its precision lowered, as
+// Tailor ranked it.
 Status EvictingLedger::LowerOriginals(uint32_t layer, uint32_t stream, uint32_t most_original) {
   KeptLists& lists = layers_[layer];
   const uint32_t n_first = lists.count(stream, KeptTier::kOriginal);
@@ -353,13 +323,13 @@ Status EvictingLedger::LowerOriginals(uint32_t layer, uint32_t stream, uint32_t 
   low_marks_.assign(marks_.begin() + n_first, marks_.end());
   lists.Drop(stream, KeptTier::kLow, low_marks_);
   uint32_t n_original = 0;
-  for (const uint32_t i : order_) {
+  for (const uint32_t i : entries_.ranked()) {
     if (i >= n_first || marks_[i]) continue;
     if (n_original < most_original) {
       ++n_original;
       continue;
     }
-    const uint32_t to = lists.Add(stream, KeptTier::kLow, view_positions_[i]);
+    const uint32_t to = lists.Add(stream, KeptTier::kLow, entries_.position(i));
     TranscodeRecord(plan_.record, lists.Record(stream, KeptTier::kOriginal, i), plan_.of_kept().low_record,
                     lists.Record(stream, KeptTier::kLow, to));
     for (uint32_t moment = 0; moment < n_moments(); ++moment) {

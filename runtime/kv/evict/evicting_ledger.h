@@ -24,6 +24,8 @@
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
 #include "runtime/kv/contracts/kv_ledger.h"
+#include "runtime/kv/evict/scored_entries.h"
+#include "runtime/kv/evict/vault.h"
 #include "runtime/kv/math/keep_rule.h"
 #include "runtime/kv/math/layer_attention.h"
 #include "runtime/kv/memory/kept_lists.h"
@@ -36,12 +38,10 @@ namespace kvrun {
 
 class EvictingLedger final : public KvLedger, public LayerWriter, public KeptSources, public Evictor {
  public:
-  // All must outlive it, but for the vault.
+  // All must outlive it; `vault`: a file of Vault::FileBytes, which it takes.
   static Result<std::unique_ptr<EvictingLedger>> Create(Device& device, const KvPlan& plan, uint32_t n_layers,
                                                         RecentWindow& window,
                                                         std::unique_ptr<SpillFile> vault);
-  // What the vault has to hold.
-  static uint64_t VaultBytes(const KvPlan& plan, uint32_t n_layers);
 
   uint32_t n_sequences() const override { return static_cast<uint32_t>(sequences_.size()); }
   uint32_t length(uint32_t sequence) const override { return sequences_[sequence].length; }
@@ -75,18 +75,6 @@ class EvictingLedger final : public KvLedger, public LayerWriter, public KeptSou
     uint32_t prompt_end = 0;  // of the prompt that it began with
     uint64_t n_evicted = 0;
   };
-  // When an entry was needed (KeptView).
-  struct Recurrence {
-    uint32_t seen_at = 0;
-    uint32_t longest_gap = 0;
-  };
-  // A list that is put aside: the best first, where it is of a prompt. Its records are in the vault.
-  struct Aside {
-    std::vector<uint32_t> positions;
-    uint32_t n_low = 0;       // the last ones
-    std::vector<float> mass;  // [positions, n_moments]
-    std::vector<Recurrence> recurrences;
-  };
   // What a layer's prompt has said, of a sequence.
   struct LayerShare {
     LayerAttention attention;
@@ -115,7 +103,6 @@ class EvictingLedger final : public KvLedger, public LayerWriter, public KeptSou
   Status LoadLayer(uint32_t layer);
   Status LoadList(uint32_t layer, uint32_t stream, KeptLists& lists);
   Status FillWindowMass(uint32_t layer, const KvRange& prompt, std::span<const float> mass, uint32_t end);
-  uint64_t VaultOffset(uint32_t layer, uint32_t stream) const;
 
   // Steps.
   Status Forget(uint32_t sequence, uint32_t length);
@@ -128,9 +115,8 @@ class EvictingLedger final : public KvLedger, public LayerWriter, public KeptSou
   Status Tailor(uint32_t layer, uint32_t stream);
   Status LowerOriginals(uint32_t layer, uint32_t stream, uint32_t most_original);
   Status WriteEntry(uint32_t layer, uint32_t stream, KeptTier tier, uint32_t i, uint32_t position);
-  void GatherView(uint32_t layer, uint32_t stream);
-  void AddToView(uint32_t sequence, uint32_t position, float mass, float square);
-  void ScoreView(uint32_t now);
+  void Gather(uint32_t layer, uint32_t stream);
+  Recurrence SeenBy(const Recurrence& entry, const Sequence& sequence) const;
   void NoteRecurrences(uint32_t layer);
   void DropRecurrences(uint32_t layer, uint32_t stream);
   Recurrence& WindowRecurrence(uint32_t layer, uint32_t stream, uint32_t position) {
@@ -159,12 +145,11 @@ class EvictingLedger final : public KvLedger, public LayerWriter, public KeptSou
   const KvPlan& plan_;
   uint32_t n_layers_;
   RecentWindow& window_;
-  std::unique_ptr<SpillFile> vault_;
+  Vault vault_;
   const KeepRule& rule_;
   uint32_t n_moments_;  // of an entry's mass, while decoding; 0: nothing asks for it
   std::vector<Sequence> sequences_;
   std::vector<KeptLists> layers_;                     // none while aside
-  std::vector<Aside> aside_;                          // [n_layers, n_streams]
   std::vector<uint32_t> list_entries_;                // [n_layers, n_streams]: of their layer's share
   std::vector<LayerShare> shares_;                    // [n_layers, n_sequences]
   std::vector<std::unique_ptr<Buffer>> window_mass_;  // [n_layers], kShared
@@ -175,18 +160,10 @@ class EvictingLedger final : public KvLedger, public LayerWriter, public KeptSou
   uint64_t n_lowered_ = 0;
 
   // Of one list, while it is looked at.
-  std::vector<uint32_t> view_positions_;
-  std::vector<float> view_mass_;
-  std::vector<float> view_squares_;
-  std::vector<uint32_t> view_rows_;
-  std::vector<uint32_t> view_seen_;
-  std::vector<uint32_t> view_gaps_;
-  std::vector<float> scores_;
-  std::vector<uint32_t> order_;
+  ScoredEntries entries_;
   std::vector<bool> marks_;
   std::vector<bool> low_marks_;
   std::vector<float> prompt_scores_;  // [heads, entries], of a layer
-  std::vector<std::byte> list_records_;
 };
 
 }  // namespace kvrun

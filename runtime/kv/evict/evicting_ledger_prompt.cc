@@ -20,14 +20,6 @@ constexpr uint32_t kNotKept = UINT32_MAX;
 
 }  // namespace
 
-uint64_t EvictingLedger::VaultBytes(const KvPlan& plan, uint32_t n_layers) {
-  return uint64_t{n_layers} * plan.n_streams * VaultListBytes(plan);
-}
-
-uint64_t EvictingLedger::VaultOffset(uint32_t layer, uint32_t stream) const {
-  return ListOf(layer, stream) * VaultListBytes(plan_);
-}
-
 // What layers have kept of a prompt that failed is nobody's.
 Status EvictingLedger::UndoPrefill() {
   if (!window_.in_prefill()) return Status::Ok();
@@ -41,7 +33,7 @@ void EvictingLedger::Clear(uint32_t sequence) {
   for (uint32_t layer = 0; layer < n_layers_; ++layer) {
     shares_[size_t{layer} * plan_.n_sequences + sequence] = {};
     for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
-      aside_[ListOf(layer, stream)] = {};
+      vault_.list(layer, stream) = {};
       list_entries_[ListOf(layer, stream)] = plan_.of_kept().n_entries;
       if (rule_.tracks_recurrence) recurrences_[ListOf(layer, stream)].clear();
       if (layers_.empty()) continue;
@@ -73,50 +65,42 @@ Status EvictingLedger::PutAside() {
 
 Status EvictingLedger::PutListAside(uint32_t layer, uint32_t stream) {
   KeptLists& lists = layers_[layer];
-  Aside& aside = aside_[ListOf(layer, stream)];
+  Vault::List& aside = vault_.list(layer, stream);
   aside = {};
-  list_records_.clear();
+  std::vector<std::byte>& records = vault_.records();
+  records.clear();
   for (const KeptTier tier : kKeptTiers) {
     const std::span<const uint32_t> positions = lists.positions(stream, tier);
     aside.positions.insert(aside.positions.end(), positions.begin(), positions.end());
     for (uint32_t i = 0; i < positions.size(); ++i) {
       const std::span<const std::byte> record = lists.Record(stream, tier, i);
-      list_records_.insert(list_records_.end(), record.begin(), record.end());
+      records.insert(records.end(), record.begin(), record.end());
       for (uint32_t m = 0; m < n_moments(); ++m) aside.mass.push_back(lists.Mass(stream, tier, i, m));
     }
   }
   aside.n_low = lists.count(stream, KeptTier::kLow);
   if (rule_.tracks_recurrence) aside.recurrences = recurrences_[ListOf(layer, stream)];
-  if (list_records_.empty()) return Status::Ok();
-  return vault_->Write(VaultOffset(layer, stream), list_records_);
+  return vault_.Write(layer, stream, records);
 }
 
-// Scores of one head's entries before `end`, into scores_.
+// Scores of one head's entries before `end`, which are then entries_. mass: [1 or 2 moments, end].
 void EvictingLedger::ScorePrompt(std::span<const float> mass, uint32_t end, uint32_t prompt_end) {
-  const uint32_t n = end;
-  view_positions_.resize(n);
-  view_rows_.resize(n);
-  view_mass_.assign(mass.begin(), mass.begin() + n);
-  view_squares_.clear();
-  if (mass.size() > n) view_squares_.assign(mass.begin() + n, mass.begin() + 2 * size_t{n});
-  view_seen_.clear();
-  view_gaps_.clear();
-  for (uint32_t position = 0; position < n; ++position) {
-    view_positions_[position] = position;
+  entries_.Clear(end, mass.size() > end ? 2 : 1);
+  for (uint32_t position = 0; position < end; ++position) {
     const uint32_t seen_by = prompt_end - position;
-    view_rows_[position] =
-        rule_.observes_last_rows ? std::min(seen_by, plan_.of_kept().observed_rows) : seen_by;
+    const float moments[] = {mass[position], mass.size() > end ? mass[size_t{end} + position] : 0.0F};
+    entries_.Add(position, std::span(moments).first(mass.size() > end ? 2 : 1),
+                 rule_.observes_last_rows ? std::min(seen_by, plan_.of_kept().observed_rows) : seen_by);
     if (!rule_.tracks_recurrence) continue;
-    view_seen_.push_back(view_mass_[position] > kRecurrenceWeight ? prompt_end - 1 : position);
-    view_gaps_.push_back(0);
+    entries_.AddRecurrence({moments[0] > kRecurrenceWeight ? prompt_end - 1 : position, 0});
   }
-  ScoreView(prompt_end);
+  entries_.Score(rule_, prompt_end);
   if (rule_.tracks_recurrence) {
     // Until something recurs, what the last rows attended to most.
-    std::transform(view_mass_.begin(), view_mass_.end(), scores_.begin(),
+    std::transform(entries_.mass().begin(), entries_.mass().end(), entries_.scores().begin(),
                    [](float value) { return std::isfinite(value) ? value : 0.0F; });
   }
-  PoolLargest(rule_.pool_entries, scores_);
+  PoolLargest(rule_.pool_entries, entries_.scores());
 }
 
 Status EvictingLedger::StoreLayer(uint32_t layer, const KvRange& prompt, PromptEntries& entries) {
@@ -151,7 +135,7 @@ Status EvictingLedger::StoreLayer(uint32_t layer, const KvRange& prompt, PromptE
       of_head.insert(of_head.end(), first, first + end);
     }
     ScorePrompt(of_head, end, prompt.end);
-    std::copy(scores_.begin(), scores_.end(),
+    std::copy(entries_.scores().begin(), entries_.scores().end(),
               prompt_scores_.begin() + static_cast<ptrdiff_t>(size_t{head} * end));
     KVRUN_RETURN_IF_ERROR(
         KeepBest(layer, prompt.sequence * heads() + head, head, prompt, of_head, end, entries));
@@ -160,21 +144,17 @@ Status EvictingLedger::StoreLayer(uint32_t layer, const KvRange& prompt, PromptE
   return FillWindowMass(layer, prompt, mass, end);
 }
 
-// Of a head's entries before `end`, by scores_: positions and mass into aside_, records into the vault.
+// Of a head's entries before `end`, by their scores: the best into the vault.
 // mass: [n_moments, end].
 Status EvictingLedger::KeepBest(uint32_t layer, uint32_t stream, uint32_t head, const KvRange& prompt,
                                 std::span<const float> mass, uint32_t end, PromptEntries& entries) {
   const uint32_t n = std::min(end, plan_.of_kept().most_entries);
-  order_.resize(end);
-  std::iota(order_.begin(), order_.end(), 0U);
-  std::partial_sort(order_.begin(), order_.begin() + n, order_.end(), [this](uint32_t a, uint32_t b) {
-    return scores_[a] != scores_[b] ? scores_[a] > scores_[b] : a > b;
-  });
-  Aside& aside = aside_[ListOf(layer, stream)];
+  const std::span<const uint32_t> best = entries_.Best(n);
+  Vault::List& aside = vault_.list(layer, stream);
   aside = {};
   std::vector<uint32_t> ranks(end, kNotKept);
   for (uint32_t rank = 0; rank < n; ++rank) {
-    const uint32_t position = order_[rank];
+    const uint32_t position = best[rank];
     ranks[position] = rank;
     aside.positions.push_back(position);
     for (uint32_t m = 0; m < n_moments(); ++m) aside.mass.push_back(mass[size_t{m} * end + position]);
@@ -183,18 +163,19 @@ Status EvictingLedger::KeepBest(uint32_t layer, uint32_t stream, uint32_t head, 
   }
   if (n == 0) return Status::Ok();
   const uint64_t bytes = plan_.record.size_bytes();
-  list_records_.resize(n * bytes);
-  KVRUN_RETURN_IF_ERROR(entries.VisitRecords(
-      head, 0, end, PromptEntries::Want::kKeysAndValues,
-      [&](uint32_t first, std::span<const std::byte> records) -> Status {
-        for (uint32_t i = 0; i < records.size() / bytes; ++i) {
-          const uint32_t rank = ranks[first + i];
-          if (rank == kNotKept) continue;
-          std::memcpy(list_records_.data() + rank * bytes, records.data() + i * bytes, bytes);
-        }
-        return Status::Ok();
-      }));
-  return vault_->Write(VaultOffset(layer, stream), list_records_);
+  std::vector<std::byte>& kept = vault_.records();
+  kept.resize(n * bytes);
+  KVRUN_RETURN_IF_ERROR(
+      entries.VisitRecords(head, 0, end, PromptEntries::Want::kKeysAndValues,
+                           [&](uint32_t first, std::span<const std::byte> records) -> Status {
+                             for (uint32_t i = 0; i < records.size() / bytes; ++i) {
+                               const uint32_t rank = ranks[first + i];
+                               if (rank == kNotKept) continue;
+                               std::memcpy(kept.data() + rank * bytes, records.data() + i * bytes, bytes);
+                             }
+                             return Status::Ok();
+                           }));
+  return vault_.Write(layer, stream, kept);
 }
 
 // How a layer's heads share its entries, as if it had its even share (Ada-KV); and what its own share goes by
@@ -232,11 +213,8 @@ Status EvictingLedger::FillWindowMass(uint32_t layer, const KvRange& prompt, std
 
 // Of a prompt's size: decoding looks at lists.
 void EvictingLedger::DropPromptScratch() {
-  for (std::vector<uint32_t>* scratch : {&view_positions_, &view_rows_, &view_seen_, &view_gaps_, &order_}) {
-    *scratch = {};
-  }
-  for (std::vector<float>* scratch : {&view_mass_, &view_squares_, &scores_, &prompt_scores_}) *scratch = {};
-  list_records_ = {};
+  prompt_scores_ = {};
+  vault_.DropRecords();
   ReserveScratch();
 }
 
@@ -280,9 +258,8 @@ Status EvictingLedger::EndPrefill(uint32_t sequence, uint32_t length) {
   state.settled = window_.FirstGroup(length);
   for (uint32_t layer = 0; layer < n_layers_; ++layer) {
     for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
-      const uint32_t n_kept =
-          std::min<uint32_t>(static_cast<uint32_t>(aside_[ListOf(layer, stream)].positions.size()),
-                             QuotaOf(layer, stream).all());
+      const uint32_t n_kept = std::min<uint32_t>(
+          static_cast<uint32_t>(vault_.list(layer, stream).positions.size()), QuotaOf(layer, stream).all());
       state.n_evicted += state.settled - std::min(state.settled, n_kept);
     }
   }
@@ -296,17 +273,18 @@ Status EvictingLedger::StoreRepeated(uint32_t layer, uint32_t sequence, uint32_t
   const uint64_t n_records = records.size() / bytes;
   const uint32_t end = window_.FirstGroup(length);
   const uint32_t n = std::min(end, plan_.of_kept().n_entries);
-  list_records_.resize(n * bytes);
+  std::vector<std::byte>& kept = vault_.records();
+  kept.resize(n * bytes);
   for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
-    Aside& aside = aside_[ListOf(layer, stream)];
+    Vault::List& aside = vault_.list(layer, stream);
     aside = {};
     for (uint32_t i = 0; i < n; ++i) {
       aside.positions.push_back(static_cast<uint32_t>(uint64_t{i} * end / n));
-      std::memcpy(list_records_.data() + i * bytes, records.data() + (i + stream) % n_records * bytes, bytes);
+      std::memcpy(kept.data() + i * bytes, records.data() + (i + stream) % n_records * bytes, bytes);
     }
     aside.mass.assign(size_t{n} * n_moments(), 0.0F);
     if (rule_.tracks_recurrence) aside.recurrences.assign(n, {});
-    if (n > 0) KVRUN_RETURN_IF_ERROR(vault_->Write(VaultOffset(layer, stream), list_records_));
+    KVRUN_RETURN_IF_ERROR(vault_.Write(layer, stream, kept));
   }
   return Status::Ok();
 }
@@ -341,8 +319,7 @@ Status EvictingLedger::BeginDecode() {
       return loaded;
     }
   }
-  for (Aside& aside : aside_) aside = {};
-  list_records_ = {};
+  vault_.Empty();
   return Status::Ok();
 }
 
@@ -360,15 +337,13 @@ Status EvictingLedger::LoadLayer(uint32_t layer) {
 
 // The best keep their precision; what finds no room is gone.
 Status EvictingLedger::LoadList(uint32_t layer, uint32_t stream, KeptLists& lists) {
-  const Aside& aside = aside_[ListOf(layer, stream)];
+  const Vault::List& aside = vault_.list(layer, stream);
   if (rule_.tracks_recurrence) recurrences_[ListOf(layer, stream)].clear();
   if (aside.positions.empty()) return Status::Ok();
   const uint32_t n = static_cast<uint32_t>(aside.positions.size());
   const uint64_t original_bytes = plan_.record.size_bytes();
   const uint64_t low_bytes = plan_.of_kept().low_record.size_bytes();
-  list_records_.resize((n - aside.n_low) * original_bytes + aside.n_low * low_bytes);
-  KVRUN_RETURN_IF_ERROR(vault_->Read(VaultOffset(layer, stream), list_records_));
-  std::span<const std::byte> rest = list_records_;
+  KVRUN_ASSIGN_OR_RETURN(std::span<const std::byte> rest, vault_.Read(layer, stream));
   for (uint32_t i = 0; i < n; ++i) {
     const bool is_low = i >= n - aside.n_low;
     const std::span<const std::byte> record = rest.first(is_low ? low_bytes : original_bytes);

@@ -133,7 +133,7 @@ void SequenceLedger::AddSources(uint32_t layer, SlotAttentionArgs* args) const {
 void SequenceLedger::AddKeptPositions(uint32_t layer, uint32_t row, uint32_t head,
                                       std::vector<uint32_t>* positions) const {
   for (const KeptTier tier : kKeptTiers) {
-    const auto some = statics_->positions(layer, step_->spans[row].sequence * heads() + head, tier);
+    const auto some = statics_->choice().positions(layer, step_->spans[row].sequence * heads() + head, tier);
     positions->insert(positions->end(), some.begin(), some.end());
   }
 }

@@ -18,9 +18,8 @@
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
 #include "runtime/kv/contracts/kv_index.h"
-#include "runtime/kv/contracts/prompt_entries.h"
+#include "runtime/kv/groups/static_choice.h"
 #include "runtime/kv/groups/static_pages.h"
-#include "runtime/kv/math/layer_attention.h"
 #include "runtime/kv/memory/kept_lists.h"
 #include "runtime/kv/memory/kv_slots.h"
 #include "runtime/kv/plan/kv_plan.h"
@@ -29,37 +28,16 @@ namespace kvrun {
 
 class StaticSet {
  public:
-  // Of a prompt, the last rows that say what is in the set. (PRKV's are those of its window, 64.)
-  static constexpr uint32_t kObservedRows = 32;
   static constexpr uint32_t kGroupsAtOnce = 8;  // that are read
 
   // Empty. The plan must outlive it, and may change its share (StaticShare::by_prompt) while there is no
   // source. So must `pages`; null: groups stay as they are.
   StaticSet(Device& device, const KvPlan& plan, uint32_t n_layers, StaticPages* pages = nullptr);
 
-  // --- Which entries.
-  // A layer of a prompt: what its last rows attend to most before the window, over the heads of a stream, or,
-  // where precision goes by score, ARKV's heavy hitters; of equal ones the newer. Pinned groups are left out:
-  // they are attended to anyway.
-  Status Choose(uint32_t layer, const KvRange& prompt, PromptEntries& entries);
-  // For benchmarks: evenly spaced ones, of the first `end` entries.
-  void ChooseEvenly(uint32_t sequence, uint32_t end);
+  StaticChoice& choice() { return choice_; }
+  const StaticChoice& choice() const { return choice_; }
   // Entries from `end` on are in it no more.
   void Truncate(uint32_t sequence, uint32_t end);
-  // Of the prompts so far, where the plan asks for it: the share of a selection by their first observed row
-  // that one by their last row has too, in whole groups (PRKV's Eq. 4 and 5; a row's KV heads are means of
-  // their query heads, as in Choose). Nothing where no prompt could say.
-  std::optional<double> measured_share() const;
-
-  // Ascending. Until the source was made there are none where something is open: the share, or how many keep
-  // their precision, which all layers of a prompt say.
-  std::span<const uint32_t> positions(uint32_t layer, uint32_t stream,
-                                      KeptTier tier = KeptTier::kOriginal) const {
-    return tiers_[static_cast<size_t>(tier)].positions[ListOf(layer, stream)];
-  }
-  // ARKV's share of what keeps its precision (OriginalShares), the mean of sequences: [n_layers]; empty where
-  // there is one precision.
-  std::vector<double> original_shares() const;
   // Those of a group, as entries of it; ascending. Valid until the next call.
   std::span<const uint32_t> EntriesOf(uint32_t layer, uint32_t stream, uint32_t group);
   // What is laid in pages of a sequence is read from its groups, until Load lays it again.
@@ -90,38 +68,13 @@ class StaticSet {
   void AddOthers(uint32_t layer, uint32_t stream, uint32_t group, std::vector<uint32_t>* positions);
 
  private:
-  struct Overlap {
-    uint64_t sum = 0;
-    uint64_t n_heads = 0;
-    uint64_t n_entries = 0;  // of selections
-  };
-  struct Tier {
-    std::vector<std::vector<uint32_t>> positions;  // [n_layers, n_streams], ascending; entry i is in slot i
-    std::vector<SlotBuffers> sources;              // [n_layers] while decoding, or none
-  };
-
   size_t ListOf(uint32_t layer, uint32_t stream) const { return size_t{layer} * plan_.n_streams + stream; }
-  uint32_t most_entries() const;
+  // [n_layers] while decoding, or none. Entry i of StaticChoice::positions is in slot i.
+  std::vector<SlotBuffers>& sources_of(KeptTier tier) { return sources_[static_cast<size_t>(tier)]; }
   // As EntriesOf, of ascending positions; added to what is there.
   void AddEntriesOf(std::span<const uint32_t> positions, uint32_t group);
   std::span<const uint32_t> PositionsIn(std::span<const uint32_t> positions, uint32_t group);
-  // Of both precisions, ascending.
-  std::vector<uint32_t> AllPositions(uint32_t layer, uint32_t stream) const;
-  uint32_t model_heads() const { return plan_.record.n_heads * plan_.heads_per_sequence(); }
-  bool goes_by_score() const { return plan_.method.goes_by_score(); }
-  const KvRecordShape& record_of(KeptTier tier) const {
-    return tier == KeptTier::kLow ? plan_.of_groups().statics.low_record : entry_record_;
-  }
-  MassForm mass_form() const;
-  void ScoreStream(uint32_t head, uint32_t end, std::span<const float> mass, uint32_t n_rows,
-                   std::span<float> scores) const;
-  void NoteAttention(uint32_t layer, uint32_t sequence, uint32_t end, std::span<const float> mass,
-                     uint32_t n_rows);
-  void KeepLargest(std::span<const float> scores, uint32_t begin, uint32_t n, std::vector<uint32_t>* kept);
-  Status Rank(uint32_t layer, const KvRange& prompt, uint32_t begin, uint32_t end, PromptEntries& entries);
-  Status MeasureOverlap(uint32_t end, PromptEntries& entries);
-  PrecisionShares CountsOf(uint32_t layer, std::span<const double> original_shares) const;
-  void Split(uint32_t layer, uint32_t stream, const PrecisionShares& counts);
+  const KvRecordShape& record_of(KeptTier tier) const { return choice_.precisions().record_of(tier); }
   bool IsPage(uint32_t layer, uint32_t stream, uint32_t group) const {
     return pages_ != nullptr && pages_->Has(layer, stream, group);
   }
@@ -143,19 +96,13 @@ class StaticSet {
   Device& device_;
   const KvPlan& plan_;
   uint32_t n_layers_;
+  StaticChoice choice_;
   StaticPages* pages_;
-  KvRecordShape entry_record_;
-  bool has_share_ = false;                     // of the plan: prompts have nothing more to say of it
-  std::vector<std::vector<uint32_t>> ranked_;  // [n_layers, n_streams]: positions, the best first
-  std::array<Tier, kKeptTiers.size()> tiers_;
+  std::array<std::vector<SlotBuffers>, kKeptTiers.size()> sources_;
   std::vector<std::vector<uint32_t>> taken_out_;  // of the index's rows: [n_layers, n_streams]
-  std::vector<LayerAttention> attention_;         // [n_sequences, n_layers], where precision goes by score
-  std::vector<bool> has_attention_;               // [n_sequences]
-  std::optional<Overlap> overlap_;                // of the prompts so far
   // Of PositionsIn: where what it answered last begins.
   const uint32_t* last_list_ = nullptr;
   size_t last_place_ = 0;
-  std::vector<uint32_t> order_;
   std::vector<uint32_t> entries_;  // of a group
   std::vector<std::byte> records_;
   std::vector<std::byte> entry_;

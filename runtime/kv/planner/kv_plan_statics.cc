@@ -22,7 +22,7 @@ KvType LowerType(KvType type) {
 
 void ShapeStatics(KvPlan& plan) {
   StaticPlan& statics = plan.of_groups().statics;
-  statics.observed_rows = plan.has_statics() ? std::min(plan.n_ctx, StaticSet::kObservedRows) : 0;
+  statics.observed_rows = plan.has_statics() ? std::min(plan.n_ctx, StaticChoice::kObservedRows) : 0;
   statics.most_entries = statics.n_entries;
   if (!plan.method.goes_by_score()) return;
   statics.low_record = plan.entry_record();

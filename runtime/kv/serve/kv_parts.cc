@@ -13,6 +13,9 @@
 #include "runtime/kv/select/device_selector.h"
 #include "runtime/kv/select/pinned_selector.h"
 #include "runtime/kv/select/random_selector.h"
+#include "runtime/kv/serve/cluster_server.h"
+#include "runtime/kv/serve/group_server.h"
+#include "runtime/kv/serve/in_place_server.h"
 
 namespace kvrun {
 namespace {
@@ -151,6 +154,17 @@ std::unique_ptr<KvSelector> MakeSelector(Device& device, const KvPlan& plan, uin
     case KvSelectorKind::kRandom: return std::make_unique<RandomSelector>(plan, n_layers);
   }
   return nullptr;
+}
+
+std::unique_ptr<LayerServer> MakeServer(const KvPlan& plan, uint32_t n_layers, RecentWindow& window,
+                                        KvSlots& slots, KvSelector* selector, const LedgerParts& family) {
+  if (!plan.method.is_on_flash()) return std::make_unique<InPlaceServer>(plan, n_layers, window, slots);
+  if (family.extents != nullptr) {
+    return std::make_unique<ClusterServer>(plan, n_layers, window, slots, selector, *family.reader,
+                                           *family.extents);
+  }
+  return std::make_unique<GroupServer>(plan, n_layers, window, slots, selector, *family.reader,
+                                       family.statics.get());
 }
 
 }  // namespace kvrun

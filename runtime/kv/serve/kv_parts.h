@@ -19,6 +19,7 @@
 #include "runtime/kv/memory/slot_record_store.h"
 #include "runtime/kv/plan/kv_plan.h"
 #include "runtime/kv/serve/kv_stores.h"
+#include "runtime/kv/serve/layer_server.h"
 #include "runtime/store/row_store.h"
 
 namespace kvrun {
@@ -62,5 +63,8 @@ struct LedgerNeeds {
 Result<LedgerParts> MakeLedger(const LedgerNeeds& needs);
 // Null: a step attends to everything.
 std::unique_ptr<KvSelector> MakeSelector(Device& device, const KvPlan& plan, uint32_t n_layers);
+// All outlive it. `selector`: as MakeSelector made it.
+std::unique_ptr<LayerServer> MakeServer(const KvPlan& plan, uint32_t n_layers, RecentWindow& window,
+                                        KvSlots& slots, KvSelector* selector, const LedgerParts& family);
 
 }  // namespace kvrun

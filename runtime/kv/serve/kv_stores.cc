@@ -4,7 +4,7 @@
 
 #include "runtime/kv/clusters/cluster_rows.h"
 #include "runtime/kv/clusters/sequence_clusters.h"
-#include "runtime/kv/evict/evicting_ledger.h"
+#include "runtime/kv/evict/vault.h"
 #include "runtime/store/cluster_store.h"
 
 namespace kvrun {
@@ -32,7 +32,7 @@ Result<KvStores> MakeKvStores(const KvPlan& plan, uint32_t n_layers, std::unique
                               std::unique_ptr<BlockFile> rows_file) {
   KvStores stores;
   if (plan.method.evicts()) {
-    const uint64_t bytes = EvictingLedger::VaultBytes(plan, n_layers);
+    const uint64_t bytes = Vault::FileBytes(plan, n_layers);
     KVRUN_ASSIGN_OR_RETURN(stores.vault, SpillFile::Create(std::move(file), bytes));
     return stores;
   }

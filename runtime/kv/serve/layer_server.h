@@ -1,19 +1,16 @@
-// Serves one layer of a decode step: asks which groups were chosen, brings those that are not in slots from
-// the store in one batch, into the layer's slots or into the pool, and writes the mapping tables.
+// Serves one layer of a decode step: sees to it that what its rows attend to before the window is in slots,
+// and writes the mapping tables that name it. Where all that there is lies in slots (InPlaceServer) nothing
+// else is to do; else it is read (ReadingServer), as groups (GroupServer) or as records of clusters
+// (ClusterServer).
 //
 // Threads: one at a time; during a step the KV thread alone.
 #pragma once
 
 #include <cstdint>
-#include <optional>
-#include <span>
 #include <vector>
 
 #include "platform/base/status.h"
-#include "runtime/kv/contracts/extent_map.h"
 #include "runtime/kv/contracts/kv_selector.h"
-#include "runtime/kv/groups/static_set.h"
-#include "runtime/kv/math/read_limit.h"
 #include "runtime/kv/memory/kv_slots.h"
 #include "runtime/kv/memory/recent_window.h"
 #include "runtime/kv/plan/kv_plan.h"
@@ -26,19 +23,14 @@ class LayerServer {
  public:
   // All must outlive it.
   LayerServer(const KvPlan& plan, uint32_t n_layers, RecentWindow& window, KvSlots& slots);
-
-  // May be null: everything before the window is attended to.
-  void SetSelector(KvSelector* selector) { selector_ = selector; }
-  void SetReader(RecordFetcher* reader) { reader_ = reader; }
-  // Where extents are not records themselves.
-  void SetExtents(ExtentMap* extents) { extents_ = extents; }
-  // Null: all entries of a group count.
-  void SetStatics(StaticSet* statics) { statics_ = statics; }
+  virtual ~LayerServer() = default;
+  LayerServer(const LayerServer&) = delete;
+  LayerServer& operator=(const LayerServer&) = delete;
 
   // As for KvLedger::BeginStep.
-  void BeginStep(const KvStep& step);
+  virtual void BeginStep(const KvStep& step) { step_ = &step; }
   // The step has succeeded.
-  void EndStep();
+  virtual void EndStep() {}
   // The layer's choice is known. After an error the layer's tables name nothing: the device reads them
   // nevertheless.
   Status Serve(uint32_t layer);
@@ -47,53 +39,47 @@ class LayerServer {
   // the next.
   std::vector<std::vector<uint32_t>> GroupsBeforeWindow(uint32_t layer, uint32_t row,
                                                         uint32_t position) const;
-
   // Of clusters, and with a static set: while the layer's slots hold what the row attends to, positions of
   // those entries. Of groups, without those of the static set.
   void AddPositions(uint32_t layer, uint32_t row, uint32_t head, std::vector<uint32_t>* positions);
+
+  // For benchmarks; of no effect where nothing is chosen or read.
+  virtual void SetSelector(KvSelector& /*selector*/) {}
+  virtual void SetReader(RecordFetcher& /*reader*/) {}
 
   const KvStats& stats() const { return stats_; }
   void AddStall(double milliseconds) { stats_.stall_ms += milliseconds; }
   void ResetStats();
 
- private:
-  StreamStep StreamStepOf(uint32_t layer, uint32_t row, uint32_t head, uint32_t position) const;
-  Status FillTables(uint32_t layer);
-  void EmptyTables(uint32_t layer);
-  Status PlanLayer(uint32_t layer);
-  Status PlanStream(const StreamStep& step);
-  void FetchPlanned(const StreamStep& step, const SlotCache::PlanResult& plan);
-  std::span<const uint8_t> MayStayUnread(const StreamStep& step, size_t n_first);
-  std::vector<uint32_t> LastAttended(const StreamStep& step) const;
-  void Count(const StreamStep& step, std::span<const uint32_t> records, const SlotCache::PlanResult& plan);
-  Status ReadPlanned(uint32_t layer);
-  void DropPlanned(uint32_t layer);
-  Status NameSlots(const StreamStep& step);
-  void NameBiased(const StreamStep& step, const SlotCache::PlanResult& plan);
-  uint32_t CountOf(const StreamStep& step, uint32_t record) const;
-  std::span<const uint32_t> WithSample(std::span<const uint32_t> chosen, const GroupSample& sample);
-  void CompactFetched(uint32_t layer);
-  void AddGroupPositions(const StreamStep& step, std::vector<uint32_t>* positions);
+ protected:
+  // What the rows attend to is brought to where it is attended to; its stream's table names it; or, after an
+  // error, slots that were to be filled hold nothing.
+  virtual Status Bring(uint32_t layer) = 0;
+  virtual Status NameSlots(const StreamStep& step) = 0;
+  virtual void DropBrought(uint32_t layer) = 0;
+  // How many extents the stream may choose of, where groups before the window are `step.n_groups`.
+  virtual uint32_t n_extents(const StreamStep& step) const { return step.n_groups; }
+  // Ascending.
+  virtual std::vector<uint32_t> LastAttended(const StreamStep& step) const = 0;
+  virtual void AddPositionsOf(const StreamStep& step, std::vector<uint32_t>* positions) = 0;
 
+  StreamStep StreamStepOf(uint32_t layer, uint32_t row, uint32_t head, uint32_t position) const;
+  StreamStep StreamStepOf(uint32_t layer, uint32_t row, uint32_t head) const {
+    return StreamStepOf(layer, row, head, step_->spans[row].first_position);
+  }
+  const KvStep& step() const { return *step_; }
   uint32_t heads() const { return plan_.heads_per_sequence(); }
 
   const KvPlan& plan_;
   RecentWindow& window_;
   KvSlots& slots_;
-  bool reads_;  // from flash; else all that there is lies in slots, or nothing does
-  KvSelector* selector_ = nullptr;
-  RecordFetcher* reader_ = nullptr;
-  ExtentMap* extents_ = nullptr;  // may be null: a group is a record
-  StaticSet* statics_ = nullptr;
-  std::optional<ReadLimit> read_limit_;         // where the plan has one
-  std::vector<uint32_t> all_;                   // groups 0, 1, ..: what is chosen without a selector
-  const KvStep* step_ = nullptr;                // the last that began
-  std::vector<GroupFetch> fetches_;             // of a layer: at most n_streams * KvPlan::n_needed()
-  std::vector<SlotCache::PlanResult> planned_;  // of a layer's rows and heads
-  std::vector<GroupSample> samples_;            // of a layer's rows and heads
-  std::vector<uint32_t> with_samples_;          // of a layer: what streams need, one after another
-  std::vector<uint8_t> is_drawn_;               // of what a stream needs
   KvStats stats_;
+
+ private:
+  Status FillTables(uint32_t layer);
+  void EmptyTables(uint32_t layer);
+
+  const KvStep* step_ = nullptr;  // the last that began
 };
 
 }  // namespace kvrun

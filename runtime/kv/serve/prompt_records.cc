@@ -14,13 +14,13 @@ Status PromptRecords::BeginPrefill(uint32_t sequence, uint32_t begin) {
 
 Status PromptRecords::ChooseStatics(uint32_t layer, const KvRange& prompt, PromptEntries& entries) {
   StaticSet* const statics = parts_.family.statics.get();
-  return statics != nullptr ? statics->Choose(layer, prompt, entries) : Status::Ok();
+  return statics != nullptr ? statics->choice().Choose(layer, prompt, entries) : Status::Ok();
 }
 
 void PromptRecords::ChooseStaticsEvenly(uint32_t sequence, uint32_t length) {
   StaticSet* const statics = parts_.family.statics.get();
   if (statics == nullptr) return;
-  statics->ChooseEvenly(sequence, FirstWindowGroup(length) * plan().record.group_tokens);
+  statics->choice().ChooseEvenly(sequence, FirstWindowGroup(length) * plan().record.group_tokens);
 }
 
 Status PromptRecords::PutExact(uint32_t layer, uint32_t sequence, uint32_t first_group, uint32_t n_groups,

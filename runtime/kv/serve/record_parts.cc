@@ -9,12 +9,7 @@
 namespace kvrun {
 
 RecordParts::RecordParts(Device& device, const KvPlan& of, uint32_t layers, KvStores of_plan)
-    : plan(of),
-      n_layers(layers),
-      stores(std::move(of_plan)),
-      window(plan),
-      slots(device, plan, n_layers),
-      server(plan, n_layers, window, slots) {}
+    : plan(of), n_layers(layers), stores(std::move(of_plan)), window(plan), slots(device, plan, n_layers) {}
 
 Status RecordParts::Make(Device& device, const Adapter* adapter) {
   const auto means = adapter != nullptr ? std::span(adapter->entry_means) : std::span<const float>();
@@ -32,10 +27,7 @@ Status RecordParts::Make(Device& device, const Adapter* adapter) {
                                              .index = index.get(),
                                              .spaces = spaces}));
   ledger = family.ledger.get();
-  server.SetSelector(selector.get());
-  server.SetReader(family.reader);
-  server.SetExtents(family.extents.get());
-  server.SetStatics(family.statics.get());
+  server = MakeServer(plan, n_layers, window, slots, selector.get(), family);
   return Status::Ok();
 }
 
@@ -72,7 +64,7 @@ Status RecordParts::BeginDecode() {
 void RecordParts::SettleStaticShare() {
   if (!plan.static_share().by_prompt || has_static_share_) return;
   if (family.statics == nullptr) return;
-  const std::optional<double> share = family.statics->measured_share();
+  const std::optional<double> share = family.statics->choice().measured_share();
   if (!share) return;
   ChangeStaticShare(*share, plan);
   has_static_share_ = true;

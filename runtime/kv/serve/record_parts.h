@@ -58,7 +58,7 @@ struct RecordParts {
   KvSlots slots;
   LedgerParts family;
   KvLedger* ledger = nullptr;  // of the family
-  LayerServer server;
+  std::unique_ptr<LayerServer> server;
   uint64_t repaged_bytes = 0;  // written for pages that were laid anew (StaticPages)
 
  private:

@@ -11,7 +11,7 @@
 namespace kvrun {
 
 void RecordReports::ResetStats() {
-  parts_.server.ResetStats();
+  parts_.server->ResetStats();
   parts_.repaged_bytes = 0;
 }
 
@@ -37,17 +37,17 @@ void RecordReports::ReplaySelection(double repeated_share) {
   }
   parts_.selector =
       std::make_unique<ReplayedSelector>(std::move(parts_.selector), plan, parts_.n_layers, repeated_share);
-  parts_.server.SetSelector(parts_.selector.get());
+  parts_.server->SetSelector(*parts_.selector);
 }
 
 void RecordReports::BeginReadLog() {
   if (parts_.family.reader == nullptr || parts_.family.extents != nullptr) return;
-  parts_.server.SetReader(&read_log_.emplace(*parts_.family.reader));
+  parts_.server->SetReader(read_log_.emplace(*parts_.family.reader));
 }
 
 Result<RepeatedReads> RecordReports::RepeatReads() {
   if (!read_log_ || !parts_.has_store()) return RepeatedReads();
-  parts_.server.SetReader(parts_.family.reader);
+  parts_.server->SetReader(*parts_.family.reader);
   KVRUN_CHECK(parts_.in_decode());  // the slots that were read into are there
   const GroupStoreStats before = store_stats();
   const auto begin = std::chrono::steady_clock::now();

@@ -23,7 +23,7 @@ class RecordReports {
   RecordReports(RecordParts& parts, AttendedEntries& attended) : parts_(parts), attended_(attended) {}
 
   // --- Statistics.
-  const KvStats& stats() const { return parts_.server.stats(); }
+  const KvStats& stats() const { return parts_.server->stats(); }
   void ResetStats();
   // Nothing: extents are groups.
   std::optional<ClusterReport> clusters() const;

@@ -30,7 +30,7 @@ Status StepRecords::BeginStep(const KvStep& step) {
   for (const KvSpan& span : step_.spans) {
     if (span.first_position == 0) KVRUN_RETURN_IF_ERROR(parts_.spaces.Forget(span.sequence));
   }
-  parts_.server.BeginStep(step_);
+  parts_.server->BeginStep(step_);
   return Status::Ok();
 }
 
@@ -73,14 +73,14 @@ Status StepRecords::WriteCompletedGroups() {
 
 Status StepRecords::FetchLayer(uint32_t layer) {
   if (maintains()) KVRUN_RETURN_IF_ERROR(parts_.family.upkeep->BeginLayer(layer));
-  KVRUN_RETURN_IF_ERROR(parts_.server.Serve(layer));
+  KVRUN_RETURN_IF_ERROR(parts_.server->Serve(layer));
   if (index() != nullptr) KVRUN_RETURN_IF_ERROR(index()->EndLayer(layer));
   attended_.NoteLayer(layer);
   return Status::Ok();
 }
 
 void StepRecords::EndStep() {
-  parts_.server.EndStep();
+  parts_.server->EndStep();
   parts_.ledger->EndStep();
 }
 

@@ -57,7 +57,7 @@ class StepRecords {
   bool maintains() const { return parts_.family.upkeep != nullptr; }
   // All layers are maintained.
   Status PrepareStep() { return parts_.index != nullptr ? parts_.index->PrepareStep() : Status::Ok(); }
-  void AddStall(double milliseconds) { parts_.server.AddStall(milliseconds); }
+  void AddStall(double milliseconds) { parts_.server->AddStall(milliseconds); }
 
   // The step has succeeded: its entries are there.
   void EndStep();
