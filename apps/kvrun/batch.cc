@@ -86,21 +86,17 @@ class BatchRunner {
       return job_.chat ? EncodeChat(model_, job_.form, job_.system, line.prompt)
                        : EncodePlain(model_, job_.form, line.prompt, what);
     }
-    std::vector<kvrun_chat_message> messages;
-    if (!job_.system.empty() && line.messages.front().role != "system")
-      messages.push_back({"system", job_.system.c_str()});
-    for (const BatchMessage& message : line.messages) {
-      RejectNul(message.role);
-      RejectNul(message.content);
-      messages.push_back({message.role.c_str(), message.content.c_str()});
+    Json messages = line.messages;
+    if (!job_.system.empty() && messages.front()["role"] != "system") {
+      messages.insert(messages.begin(), {{"role", "system"}, {"content", job_.system}});
     }
-    return EncodeChat(model_, job_.form, messages);
+    return EncodeConversation(model_, job_.form, messages, line.tools);
   }
 
   void NoteLost(const BatchLine& line, const std::string& what) const {
     if (job_.shared.quiet) return;
     std::string text = line.prompt;
-    for (const BatchMessage& message : line.messages) text += message.content;
+    for (const Json& message : line.messages) text += message["content"].get_ref<const std::string&>();
     NoteLostBytes(model_, job_.form, text, what);
   }
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <string_view>
@@ -81,20 +82,56 @@ std::string ContentOf(const Json& message) {
   return text;
 }
 
-std::vector<BatchMessage> MessagesIn(const Field& field) {
-  if (!field.value.is_array() || field.value.empty()) Refuse(field, "a list of {\"role\", \"content\"}");
-  std::vector<BatchMessage> messages;
-  for (const Json& message : field.value) {
-    const auto role = message.is_object() ? message.find("role") : message.end();
-    if (role == message.end() || !role->is_string())
-      Refuse({"messages[]", message}, "{\"role\", \"content\"}");
-    const std::string name = role->get<std::string>();
-    if (name != "system" && name != "developer" && name != "user" && name != "assistant")
-      Refuse({"role", *role}, "one of system, developer, user, assistant");
-    // What newer models of OpenAI call the system message.
-    messages.push_back({name == "developer" ? "system" : name, ContentOf(message)});
+// OpenAI writes a call's arguments as a text of JSON, templates read the object.
+Json ToolCallsIn(const Field& field) {
+  if (!field.value.is_array()) Refuse(field, "a list of calls: {\"function\": {\"name\", \"arguments\"}}");
+  Json calls = field.value;
+  for (Json& call : calls) {
+    Json* const function = call.is_object() && call.contains("function") ? &call["function"] : nullptr;
+    if (function == nullptr || !function->is_object()) {
+      Refuse({"tool_calls[]", call}, "{\"function\": {\"name\", \"arguments\"}}");
+    }
+    const auto arguments = function->find("arguments");
+    if (arguments == function->end() || !arguments->is_string()) continue;
+    Json object = ParseJson(arguments->get_ref<const std::string&>());
+    if (object.is_object()) *arguments = std::move(object);
   }
+  return calls;
+}
+
+// What a template may read of it stays: reasoning_content, tool_calls, name and the like.
+Json MessageIn(const Json& given) {
+  const auto role = given.is_object() ? given.find("role") : given.end();
+  if (role == given.end() || !role->is_string()) Refuse({"messages[]", given}, "{\"role\", \"content\"}");
+  const std::string& name = role->get_ref<const std::string&>();
+  constexpr std::array kRoles = {"system", "developer", "user", "assistant", "tool"};
+  if (std::find(kRoles.begin(), kRoles.end(), name) == kRoles.end())
+    Refuse({"role", *role}, "one of system, developer, user, assistant, tool");
+  Json message = Json::object();
+  for (const auto& [key, value] : given.items()) {
+    if (!value.is_null()) message[key] = key == "tool_calls" ? ToolCallsIn({key, value}) : value;
+  }
+  // What newer models of OpenAI call the system message.
+  if (name == "developer") message["role"] = "system";
+  // An answer that only calls tools has none.
+  message["content"] =
+      message.contains("tool_calls") && !message.contains("content") ? "" : ContentOf(message);
+  return message;
+}
+
+Json MessagesIn(const Field& field) {
+  if (!field.value.is_array() || field.value.empty()) Refuse(field, "a list of {\"role\", \"content\"}");
+  Json messages = Json::array();
+  for (const Json& message : field.value) messages.push_back(MessageIn(message));
   return messages;
+}
+
+Json ToolsIn(const Field& field) {
+  const bool are_objects =
+      field.value.is_array() &&
+      std::all_of(field.value.begin(), field.value.end(), [](const Json& tool) { return tool.is_object(); });
+  if (!are_objects) Refuse(field, "a list of {\"type\": \"function\", \"function\": {...}}");
+  return field.value.empty() ? Json() : field.value;
 }
 
 struct KnownKey {
@@ -105,6 +142,7 @@ struct KnownKey {
 constexpr KnownKey kKnownKeys[] = {
     {"prompt", [](const Field& f, BatchLine* line) { line->prompt = TextIn(f); }},
     {"messages", [](const Field& f, BatchLine* line) { line->messages = MessagesIn(f); }},
+    {"tools", [](const Field& f, BatchLine* line) { line->tools = ToolsIn(f); }},
     {"max_tokens",
      [](const Field& f, BatchLine* line) {
        line->generation.values.max_tokens =

@@ -12,20 +12,16 @@
 
 namespace kvrun::cli {
 
-struct BatchMessage {
-  std::string role;
-  std::string content;
-};
-
 struct BatchLine {
-  size_t index = 0;    // among the lines that are not blank
-  std::string where;   // "prompts.jsonl: line 3"
-  std::string id_key;  // "id" or "custom_id"; "": it has none
-  Json id;             // a string or a number
-  std::string prompt;  // unless there are messages
-  std::vector<BatchMessage> messages;
-  GenerationOptions generation;  // the command line's, and in their place the line's own
-  std::optional<Failure> error;  // why it cannot be answered; it says where
+  size_t index = 0;               // among the lines that are not blank
+  std::string where;              // "prompts.jsonl: line 3"
+  std::string id_key;             // "id" or "custom_id"; "": it has none
+  Json id;                        // a string or a number
+  std::string prompt;             // unless there are messages
+  Json messages = Json::array();  // as EncodeConversation takes them
+  Json tools;                     // that the template reads; null: the line names none
+  GenerationOptions generation;   // the command line's, and in their place the line's own
+  std::optional<Failure> error;   // why it cannot be answered; it says where
 
   // With what the answer begins, of whatever kind: index, and the line's own id.
   Json Beginning() const;

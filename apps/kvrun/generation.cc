@@ -339,13 +339,15 @@ std::vector<int32_t> EncodeChat(const Model& model, const PromptForm& form, cons
   return EncodeChat(model, form, messages);
 }
 
-std::vector<int32_t> EncodeConversation(const Model& model, const PromptForm& form, const Json& messages) {
-  const bool has_thoughts = std::any_of(messages.begin(), messages.end(), [](const Json& message) {
-    return message.contains("reasoning_content");
+std::vector<int32_t> EncodeConversation(const Model& model, const PromptForm& form, const Json& messages,
+                                        const Json& tools) {
+  const bool is_plain = std::all_of(messages.begin(), messages.end(), [](const Json& message) {
+    return message.size() == 2 && message["role"] != "tool";
   });
-  if (has_thoughts) {
+  if (!is_plain || !tools.is_null()) {
     Json variables = form.variables;
     variables["messages"] = messages;
+    if (!tools.is_null()) variables["tools"] = tools;
     const std::string json = DumpJson(variables);
     return EncodeMessages(model, {}, ChatOptionsOf(form, json, /*continued=*/false));
   }

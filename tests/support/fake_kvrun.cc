@@ -279,7 +279,8 @@ const char* const* kvrun_chat_template_names(void) {
 }
 
 // A template given shows as {template} at the start, variables as they are after it, a choice about thinking
-// at the end. What was thought before earlier answers is left out.
+// at the end, and what else a message has as (key value). What was thought before earlier answers is left
+// out.
 kvrun_status kvrun_chat_encode(const kvrun_model* model, const kvrun_chat_message* messages, size_t count,
                                const kvrun_chat_options* options, int32_t* ids, size_t* id_count) {
   if (options->struct_size != sizeof *options) return Fail(KVRUN_INVALID_ARGUMENT, "struct_size");
@@ -311,6 +312,10 @@ kvrun_status kvrun_chat_encode(const kvrun_model* model, const kvrun_chat_messag
   for (const Json& message : said) {
     add(fmt::format("<start>{}:", message["role"].get<std::string>()), true);
     add(message["content"].get<std::string>(), options->parse_special != 0);
+    for (const auto& [key, value] : message.items()) {
+      if (key == "role" || key == "content" || key == "reasoning_content") continue;
+      add(fmt::format("({} {})", key, value.dump()), false);
+    }
     add("<end>", true);
   }
   constexpr const char* kThinking[] = {"", "(think)", "(do not think)"};

@@ -138,6 +138,28 @@ TEST(CliBatch, MessagesAreAChat) {
             "[<start>system:be good<end><start>user:Q<end><start>assistant:]");
 }
 
+TEST(CliBatch, ToolsAreTheTemplatesToRead) {
+  const auto answer = [](const std::string& line) {
+    const ProgramResult result = Batch(line, {}, "nobos-transcript");
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_FALSE(Contains(result.err, "not known")) << result.err;
+    return JsonLines(result.out).at(0).value("text", "");
+  };
+  EXPECT_EQ(answer(R"({"tools": [{"type": "function"}], "messages": [{"role": "system", "content": "S"},)"
+                   R"( {"role": "assistant", "content": null, "tool_calls": [{"id": "7", "function":)"
+                   R"( {"name": "f", "arguments": "{\"a\": 1}"}}]}, {"role": "tool", "content": "2"}]})"),
+            R"([{"tools":[{"type":"function"}]}<start>system:S<end><start>assistant:)"
+            R"((tool_calls [{"id":"7","function":{"name":"f","arguments":{"a":1}}}])<end>)"
+            R"(<start>tool:2<end><start>assistant:])");
+  EXPECT_EQ(answer(R"({"tools": [], "messages": [{"role": "system", "content": "S", "name": null}]})"),
+            "[<start>system:S<end><start>assistant:]");
+  for (const char* bad : {R"({"prompt": "a", "tools": 3})", R"({"prompt": "a", "tools": ["f"]})",
+                          R"({"messages": [{"role": "assistant", "content": "", "tool_calls": "f"}]})",
+                          R"({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]})"}) {
+    EXPECT_PRED2(Contains, Batch(bad).err, "it must be");
+  }
+}
+
 TEST(CliBatch, MessagesAreKeptFromRepetitionWithoutChatToo) {
   const auto penalty = [](const std::string& line, const std::vector<std::string>& more) {
     const std::string text = JsonLines(Batch(line, more, "tiny").out).at(0).value("text", "");
@@ -192,7 +214,7 @@ TEST(CliBatch, ABadLineIsAnsweredWithWhatIsWrong) {
       {R"({"prompt": "a", "seed": 1e999})", " is not JSON: number overflow"},
       {R"({"body": 3})", ": \"body\" is 3: it must be an object"},
       {R"({"messages": [{"role": "king", "content": "Q"}]})",
-       ": \"role\" is \"king\": it must be one of system, developer, user, assistant"},
+       ": \"role\" is \"king\": it must be one of system, developer, user, assistant, tool"},
       {"[1]", " is not an object"},
       {"{}", " has neither a \"prompt\" nor \"messages\""},
       {R"({"prompt": 1})", ": \"prompt\" is 1: it must be a string"},
