@@ -168,7 +168,7 @@ class Bench {
     });
   }
 
-  // Bounds as in tests/unit/host_matmul_test.cc, less exact: what is timed is not something else.
+  // Bounds as in tests/support/host_matmul_cases.cc, less exact: what is timed is not something else.
   static void Compare(TensorType type, std::span<const std::byte> data, const MatMulArgs& args, bool exact) {
     const uint32_t n_cols = args.weight->n_cols();
     const uint32_t n_rows = args.weight->n_rows();

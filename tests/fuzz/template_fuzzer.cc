@@ -12,8 +12,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size_bytes);
 
 namespace {
 
-// A character that nobody uses. A fuzzer learns what it is compared with, so a source that holds it, or could spell it,
-// is left out.
+// A character that nobody uses. A fuzzer learns what it is compared with, so a source that holds it, or could
+// spell it, is left out.
 constexpr const char* kMark = "\U000E07A5";
 constexpr const char* kSaid = "it\U000E07A5 said";
 

@@ -96,4 +96,7 @@ class CapiFixture : public ::testing::Test {
   FakeDevice* device_ = nullptr;
 };
 
+// Of what needs no more than that: tests/unit/capi_{model,session,errors}_test.cc.
+class CapiTest : public CapiFixture {};
+
 }  // namespace kvrun::testing

@@ -18,6 +18,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -30,33 +32,18 @@
 
 using kvrun::fake::Fail;
 using kvrun::fake::HandOut;
+using kvrun::fake::kBos;
+using kvrun::fake::kEnd;
+using kvrun::fake::kVocabSize;
+using kvrun::fake::TextOf;
 
 namespace {
 
-constexpr int32_t kBos = 256;
-[[maybe_unused]] constexpr int32_t kStart = 257;
-constexpr int32_t kEnd = 258;  // the end-of-generation token
-constexpr uint32_t kVocabSize = 259;
 constexpr const char* kForeign = "foreign: the architecture is not supported";
 constexpr const char* kWords = "words: it holds no tensors";
 constexpr std::string_view kControl[] = {"<bos>", "<start>", "<end>"};
 
 thread_local std::string last_error;
-
-std::string TextOf(int32_t token) {
-  if (token >= kBos) return std::string(kControl[token - kBos]);
-  return std::string(1, static_cast<char>(token));
-}
-
-// Bytes at the end of `text` that are the beginning of an unfinished UTF-8 character.
-size_t UnfinishedBytes(const std::string& text) {
-  for (size_t back = 1; back <= 3 && back <= text.size(); ++back) {
-    const auto byte = static_cast<unsigned char>(text[text.size() - back]);
-    if (byte < 0x80) return 0;
-    if (byte >= 0xC0) return back < (byte >= 0xF0 ? 4U : byte >= 0xE0 ? 3U : 2U) ? back : 0;
-  }
-  return 0;
-}
 
 }  // namespace
 
@@ -70,23 +57,10 @@ kvrun_status kvrun::fake::HandOut(const std::string& text, char** out) {
   return KVRUN_OK;
 }
 
-struct Sequence {
-  std::vector<int32_t> tokens;
-  int32_t pending = -1;  // generated, but not in the context yet; the end token too
-};
-
-struct kvrun_session {
-  kvrun_engine* engine;
-  kvrun_session_options options;
-  kvrun::fake::KvOptions kv;
-  std::vector<Sequence> sequences;
-  uint64_t prefill_tokens = 0;
-  uint64_t decode_tokens = 0;
-
-  void Pause() const {
-    if (engine->model->Is("slow")) std::this_thread::sleep_for(std::chrono::milliseconds(20));
-  }
-};
+std::string kvrun::fake::TextOf(int32_t token) {
+  if (token >= kBos) return std::string(kControl[token - kBos]);
+  return std::string(1, static_cast<char>(token));
+}
 
 const char* kvrun_version(void) { return "0.1.0 (fake)"; }
 const char* kvrun_last_error(void) { return last_error.c_str(); }
@@ -257,81 +231,6 @@ kvrun_status kvrun_count_lost_bytes(const kvrun_model* model, const char* text, 
   return KVRUN_OK;
 }
 
-kvrun_status kvrun_chat_format(const kvrun_model* model, const kvrun_chat_message* messages, size_t count,
-                               int continued, char** text) {
-  if (model->Is("nochat")) return Fail(KVRUN_UNSUPPORTED, "the chat form of this model is not known");
-  std::string out =
-      continued != 0 || std::string_view(messages[0].role) == "system" ? "" : "<start>system:be good<end>";
-  for (size_t i = 0; i < count; ++i) {
-    out += fmt::format("<start>{}:{}<end>", messages[i].role, messages[i].content);
-  }
-  return HandOut(out + "<start>assistant:", text);
-}
-
-void kvrun_chat_options_init(kvrun_chat_options* options) {
-  *options = {};
-  options->struct_size = sizeof *options;
-}
-
-const char* const* kvrun_chat_template_names(void) {
-  static constexpr const char* kNames[] = {"toy-form", "other-form", nullptr};
-  return kNames;
-}
-
-// A template given shows as {template} at the start, variables as they are after it, a choice about thinking
-// at the end, and what else a message has as (key value). What was thought before earlier answers is left
-// out.
-kvrun_status kvrun_chat_encode(const kvrun_model* model, const kvrun_chat_message* messages, size_t count,
-                               const kvrun_chat_options* options, int32_t* ids, size_t* id_count) {
-  if (options->struct_size != sizeof *options) return Fail(KVRUN_INVALID_ARGUMENT, "struct_size");
-  if (model->Is("nochat") && options->chat_template == nullptr) {
-    return Fail(KVRUN_UNSUPPORTED, "the chat form of this model is not known");
-  }
-  std::vector<int32_t> all;
-  const auto add = [&](std::string_view text, bool special) {
-    std::vector<int32_t> tokens(text.size());
-    size_t n_tokens = tokens.size();
-    kvrun_tokenize(model, text.data(), text.size(), special ? KVRUN_ENCODE_PARSE_SPECIAL : 0, tokens.data(),
-                   &n_tokens);
-    all.insert(all.end(), tokens.begin(), tokens.begin() + static_cast<ptrdiff_t>(n_tokens));
-  };
-  if (options->continued != 0) {
-    all.push_back(kEnd);
-  } else if (kvrun_model_adds_bos(model) != 0) {
-    all.push_back(kBos);
-  }
-  if (options->chat_template != nullptr) add(fmt::format("{{{}}}", options->chat_template), false);
-  using Json = nlohmann::ordered_json;
-  Json variables = options->variables == nullptr ? Json::object() : Json::parse(options->variables);
-  Json said = variables.value("messages", Json::array());
-  variables.erase("messages");
-  if (!variables.empty()) add(variables.dump(), false);
-  for (size_t i = 0; i < count; ++i)
-    said.push_back({{"role", messages[i].role}, {"content", messages[i].content}});
-  if (options->continued == 0 && said[0]["role"] != "system") add("<start>system:be good<end>", true);
-  for (const Json& message : said) {
-    add(fmt::format("<start>{}:", message["role"].get<std::string>()), true);
-    add(message["content"].get<std::string>(), options->parse_special != 0);
-    for (const auto& [key, value] : message.items()) {
-      if (key == "role" || key == "content" || key == "reasoning_content") continue;
-      add(fmt::format("({} {})", key, value.dump()), false);
-    }
-    add("<end>", true);
-  }
-  constexpr const char* kThinking[] = {"", "(think)", "(do not think)"};
-  add(fmt::format("<start>assistant:{}", kThinking[options->thinking]), true);
-  if (all.size() <= *id_count) std::copy(all.begin(), all.end(), ids);
-  *id_count = all.size();
-  return KVRUN_OK;
-}
-
-kvrun_status kvrun_template_render(const char* chat_template, const char* variables, int64_t now_s,
-                                   char** text) {
-  if (std::string_view(chat_template).find("{% fail %}") != std::string_view::npos)
-    return Fail(KVRUN_INVALID_ARGUMENT, "the chat template, line 1: it failed");
-  return HandOut(fmt::format("{}|{}|{}", chat_template, variables, now_s), text);
-}
-
 void kvrun_engine_options_init(kvrun_engine_options* options) {
   *options = {};
   options->struct_size = sizeof *options;
@@ -366,219 +265,4 @@ kvrun_status kvrun_engine_info_json(const kvrun_engine* engine, char** json) {
   if (engine->remeasure) notes.push_back("devices are measured again");
   return HandOut(
       nlohmann::json{{"device", "Fake " + engine->device}, {"is_cpu", true}, {"notes", notes}}.dump(), json);
-}
-
-void kvrun_session_options_init(kvrun_session_options* options) {
-  *options = {};
-  options->struct_size = sizeof *options;
-  options->n_sequences = 1;
-}
-
-kvrun_status kvrun_session_create(kvrun_engine* engine, const kvrun_session_options* options,
-                                  kvrun_session** session) {
-  if (options->struct_size != sizeof *options || options->n_sequences < 1 ||
-      options->n_sequences > KVRUN_MAX_SEQUENCES) {
-    return Fail(KVRUN_INVALID_ARGUMENT, "session options");
-  }
-  const kvrun::fake::KvOptions kv = kvrun::fake::ReadKvOptions(*options);
-  if (const auto adapter = kv.find("adapter"); adapter != kv.end() && adapter->second.ends_with("nope")) {
-    return Fail(KVRUN_NOT_FOUND, fmt::format("cannot open {}", adapter->second));
-  }
-  if (kv.contains("dir") && kv.at("dir") == "/full") return Fail(KVRUN_IO_ERROR, "/full: no space");
-  *session = new kvrun_session{engine, *options, kvrun::fake::ReadKvOptions(*options),
-                               std::vector<Sequence>(options->n_sequences)};
-  if (options->n_ctx == 0) (*session)->options.n_ctx = kvrun_model_context_train(engine->model);
-  return KVRUN_OK;
-}
-void kvrun_session_destroy(kvrun_session* session) { delete session; }
-uint32_t kvrun_session_context(const kvrun_session* session) { return session->options.n_ctx; }
-uint32_t kvrun_session_length(const kvrun_session* session, uint32_t sequence) {
-  return static_cast<uint32_t>(session->sequences[sequence].tokens.size());
-}
-
-kvrun_status kvrun_session_truncate(kvrun_session* session, uint32_t sequence, uint32_t length) {
-  Sequence& target = session->sequences[sequence];
-  if (length > target.tokens.size()) return Fail(KVRUN_INVALID_ARGUMENT, "truncate beyond the end");
-  if (length < target.tokens.size() || length == 0) target.pending = -1;
-  target.tokens.resize(length);
-  return KVRUN_OK;
-}
-
-kvrun_status kvrun_session_feed(kvrun_session* session, uint32_t sequence, const int32_t* ids, size_t count) {
-  Sequence& target = session->sequences[sequence];
-  const size_t extra = target.pending >= 0 ? 1 : 0;
-  if (count == 0) return Fail(KVRUN_INVALID_ARGUMENT, "nothing to feed");
-  if (session->engine->model->Is("devicefail")) return Fail(KVRUN_DEVICE_ERROR, "the device was lost");
-  if (target.tokens.size() + extra + count > session->options.n_ctx) {
-    return Fail(KVRUN_CONTEXT_FULL, "the context is full");
-  }
-  if (extra != 0) target.tokens.push_back(target.pending);
-  target.pending = -1;
-  for (size_t i = 0; i < count; ++i) {
-    session->Pause();
-    target.tokens.push_back(ids[i]);
-    ++session->prefill_tokens;
-    if (session->options.progress(session->options.progress_user, KVRUN_PHASE_PREFILL, i + 1, count) != 0) {
-      return Fail(KVRUN_CANCELLED, "cancelled");
-    }
-  }
-  return KVRUN_OK;
-}
-
-// The logit of token v at position p is ((p + v) mod 7) / 2.
-kvrun_status kvrun_session_feed_logits(kvrun_session* session, uint32_t sequence, const int32_t* ids,
-                                       size_t count, size_t last, kvrun_logits_fn logits, void* user) {
-  const kvrun_status status = kvrun_session_feed(session, sequence, ids, count);
-  if (status != KVRUN_OK) return status;
-  for (size_t p = last == 0 ? 0 : count - last; p < count; ++p) {
-    std::vector<float> row(kVocabSize);
-    for (size_t v = 0; v < row.size(); ++v) row[v] = static_cast<float>((p + v) % 7) / 2.0F;
-    if (logits(user, static_cast<uint32_t>(p), 1, row.data()) != 0) return Fail(KVRUN_CANCELLED, "cancelled");
-  }
-  return KVRUN_OK;
-}
-
-void kvrun_generate_options_init(kvrun_generate_options* options) {
-  *options = {};
-  options->struct_size = sizeof *options;
-  options->top_p = 1;
-  options->repetition_penalty = 1;
-  options->repetition_window = 64;
-}
-
-namespace {
-
-// "12:" and the end of the context; sampling shows in the answer.
-std::string PlainReply(const kvrun_session& session, const Sequence& sequence,
-                       const kvrun_generate_options& options) {
-  std::string context;
-  for (const int32_t token : sequence.tokens) context += TextOf(token);
-  if (session.engine->model->Is("endless")) return std::string(100000, 'x');
-  if (session.engine->model->Is("transcript")) return "[" + context + "]";
-  std::string reply = fmt::format("{}:", sequence.tokens.size());
-  if (options.temperature > 0) {
-    reply +=
-        fmt::format("t={},k={},p={},m={},r={},w={},s={};", options.temperature, options.top_k, options.top_p,
-                    options.min_p, options.repetition_penalty, options.repetition_window, options.seed);
-  }
-  if (options.presence_penalty != 0 || options.frequency_penalty != 0) {
-    reply += fmt::format("pp={},fp={};", options.presence_penalty, options.frequency_penalty);
-  }
-  return reply + context.substr(context.size() - std::min<size_t>(context.size(), 12));
-}
-
-std::string Reply(const kvrun_session& session, const Sequence& sequence,
-                  const kvrun_generate_options& options) {
-  const bool thinks = session.engine->model->Is("pondering") &&
-                      (sequence.tokens.empty() || sequence.tokens.back() != ')');  // "(do not think)"
-  return (thinks ? "<think>\nHm: 1 + 1.\n</think>\n\n" : "") + PlainReply(session, sequence, options);
-}
-
-struct Generator {
-  kvrun_session* session;
-  const kvrun_generate_options* options;
-  kvrun_token_fn token;
-  void* user;
-  std::string reply;
-  std::string held;
-  kvrun_generate_result result{0, KVRUN_FINISH_END};
-
-  // The token itself is the likeliest, those that follow it come next.
-  bool Deliver(uint32_t id, int32_t value, const std::string& text) {
-    if (options->n_logprobs > 0 && value >= 0) {
-      std::vector<kvrun_token_logprob> likeliest;
-      for (uint32_t k = 0; k < options->n_logprobs; ++k) {
-        likeliest.push_back({(value + static_cast<int32_t>(k)) % 256, -0.5F - static_cast<float>(k)});
-      }
-      options->logprobs(options->logprobs_user, id, likeliest.front(), likeliest.data(), likeliest.size());
-    }
-    return token(user, id, value, text.data(), text.size()) == 0;
-  }
-
-  void Run(uint32_t id, Sequence& sequence) {
-    reply = Reply(*session, sequence, *options);
-    if (session->engine->model->Is("loud")) std::fputs("the toy decodes\n", stderr);
-    size_t stop = std::string::npos;
-    for (size_t i = 0; i < options->n_stop; ++i) stop = std::min(stop, reply.find(options->stop[i]));
-    for (size_t i = 0;; ++i) {
-      if (i == reply.size() && options->ignore_end != 0) reply += '!';
-      if (i == reply.size()) {
-        if (i > 0) sequence.tokens.push_back(sequence.pending);
-        sequence.pending = kEnd;
-        return;
-      }
-      if (i == stop) return void(result.finish = KVRUN_FINISH_STOP);
-      if (options->repeat_limit == 4 && i == 3 && session->engine->model->Is("loop"))
-        return void(result.finish = KVRUN_FINISH_REPEATS);
-      if (options->max_tokens != 0 && i == options->max_tokens)
-        return void(result.finish = KVRUN_FINISH_LENGTH);
-      if (sequence.tokens.size() + (i > 0 ? 1 : 0) > session->options.n_ctx) {
-        return void(result.finish = KVRUN_FINISH_CONTEXT_FULL);
-      }
-      if (i > 0) sequence.tokens.push_back(sequence.pending);
-      session->Pause();
-      sequence.pending = static_cast<unsigned char>(reply[i]);
-      ++result.n_tokens;
-      ++session->decode_tokens;
-      held += reply[i];
-      const size_t unfinished = UnfinishedBytes(held);
-      const std::string certain = held.substr(0, held.size() - unfinished);
-      held.erase(0, certain.size());
-      if (!Deliver(id, sequence.pending, certain)) return void(result.finish = KVRUN_FINISH_CANCELLED);
-    }
-  }
-};
-
-}  // namespace
-
-kvrun_status kvrun_session_generate(kvrun_session* session, const uint32_t* sequences, size_t n,
-                                    const kvrun_generate_options* options, kvrun_token_fn token, void* user,
-                                    kvrun_generate_result* results) {
-  if (options->struct_size != sizeof *options) return Fail(KVRUN_INVALID_ARGUMENT, "struct_size");
-  const std::vector<const kvrun_generate_options*> same(n, options);
-  return kvrun_session_generate_each(session, sequences, n, same.data(), token, user, results);
-}
-
-kvrun_status kvrun_session_generate_each(kvrun_session* session, const uint32_t* sequences, size_t n,
-                                         const kvrun_generate_options* const* options, kvrun_token_fn token,
-                                         void* user, kvrun_generate_result* results) {
-  for (size_t i = 0; i < n; ++i) {
-    if (options[i]->struct_size != sizeof *options[i]) return Fail(KVRUN_INVALID_ARGUMENT, "struct_size");
-    Generator generator{session, options[i], token, user, {}, {}};
-    generator.Run(sequences[i], session->sequences[sequences[i]]);
-    if (!generator.held.empty()) generator.Deliver(sequences[i], -1, generator.held);
-    results[i] = generator.result;
-  }
-  return KVRUN_OK;
-}
-
-kvrun_status kvrun_session_stats_json(const kvrun_session* session, char** json) {
-  const auto kv_type = session->kv.find("type");
-  const bool is_f32 = kv_type != session->kv.end() && kv_type->second == "f32";
-  nlohmann::json stats = {
-      {"prefill_tokens", session->prefill_tokens},
-      {"prefill_tps", 100.0},
-      {"answer_tokens", session->decode_tokens},
-      {"decode_tokens", session->decode_tokens},
-      {"decode_tps", 10.0},
-      {"ttft_ms", 5.0},
-      {"last", {{"prefill_tokens", 2}, {"prefill_tps", 50.0}, {"answer_tokens", 1}, {"ttft_ms", 4000.0}}},
-      {"memory",
-       {{"weights", 1048576},
-        {"kv", session->options.n_ctx * (is_f32 ? 8 : 4)},
-        {"total", 2097152},
-        {"process_peak", 3145728},
-        {"all", 3145728}}}};
-  if (kvrun::fake::MethodOf(session->kv) != "full") {
-    stats["kv"] = kvrun::fake::KvStatistics(
-        session->kv, kvrun::fake::PlanLine(session->kv, session->options.n_sequences, session->options.n_ctx),
-        session->engine->profile);
-    stats["details"] = {"a token attends to 8 of 15 entries"};
-  }
-  if (session->engine->profile) stats["operations"] = {{{"name", "matvec"}, {"count", 3}, {"ms", 1.5}}};
-  return HandOut(stats.dump(), json);
-}
-void kvrun_session_stats_reset(kvrun_session* session) {
-  session->prefill_tokens = 0;
-  session->decode_tokens = 0;
 }

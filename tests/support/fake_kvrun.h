@@ -3,6 +3,7 @@
 
 #include <kvrun/kvrun.h>
 
+#include <cstdint>
 #include <map>
 #include <string>
 #include <string_view>
@@ -28,6 +29,12 @@ namespace kvrun::fake {
 
 kvrun_status Fail(kvrun_status status, const std::string& message);
 kvrun_status HandOut(const std::string& text, char** out);
+
+inline constexpr int32_t kBos = 256;
+inline constexpr int32_t kStart = 257;
+inline constexpr int32_t kEnd = 258;  // the end-of-generation token
+inline constexpr uint32_t kVocabSize = 259;
+std::string TextOf(int32_t token);
 
 using KvOptions = std::map<std::string, std::string>;
 KvOptions ReadKvOptions(const kvrun_session_options& options);

@@ -1,3 +1,4 @@
+// Files of adapters: what is written is read again, with older versions, and where a file may be written.
 #define XXH_INLINE_ALL
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -6,87 +7,26 @@
 #include <xxhash.h>
 
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <functional>
+#include <iterator>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "platform/io/replace_file.h"
-#include "runtime/device/self_test_data.h"
 #include "runtime/kv/math/adapter.h"
 #include "runtime/model/gguf.h"
+#include "tests/support/adapter_files.h"
 #include "tests/support/gguf_builder.h"
 #include "tests/support/or_die.h"
 #include "tests/support/program_runner.h"
 #include "tests/support/tiny_model_file.h"
 
-namespace kvrun {
+namespace kvrun::testing::adapter_files {
 namespace {
-
-using testing::OrDie;
-using testing::RandomFloats;
-
-constexpr uint32_t kLayers = 3;
-constexpr uint32_t kKeyDim = 10;
-constexpr uint32_t kRank = 4;
-constexpr char kFingerprint[] = "0123456789abcdef0123456789abcdef";
-
-// Values that f16 holds, so that what is read equals what was written.
-Adapter MakeAdapter(AdapterKind kind) {
-  Adapter adapter;
-  adapter.kind = kind;
-  adapter.fingerprint = kFingerprint;
-  for (uint32_t i = 0; i < kLayers; ++i) {
-    LayerAdapter layer;
-    layer.key_dim = kKeyDim;
-    layer.rank = kRank;
-    layer.key_side = layer.query_side = RoundedToHalf(RandomFloats(kKeyDim * kRank, 1.0F, 10 + i));
-    if (SidesDiffer(kind)) layer.query_side = RoundedToHalf(RandomFloats(kKeyDim * kRank, 2.0F, 20 + i));
-    layer.mean.assign(kKeyDim, 0.0F);
-    if (TakesMeanOff(kind)) layer.mean = RoundedToHalf(RandomFloats(kKeyDim, 3.0F, 30 + i));
-    layer.energy = {0.5F, 0.75F, 0.875F, 1.0F};
-    adapter.layers.push_back(layer);
-  }
-  adapter.reuse = {{"lru", 4, 96, 8096, 24, 0.75F}, {"non-hit", 16, 384, 8096, 24, 0.0F}};
-  adapter.cluster_thresholds = {0.0F, 1.5F, 2.0F, 3.0F, 0.25F, 1.0F};
-  adapter.layer_shares = {0.5F, 1.0F, 1.5F};
-  adapter.made_from = "400 tokens in 2 pieces of at most 200";
-  adapter.measured_on = "reuse rates: 2 of 20 settings after 8096 tokens";
-  adapter.entry_means = RandomFloats(size_t{kLayers} * kKeyDim * 2, 1.0F, 40);
-  return adapter;
-}
-
-Result<Adapter> Read(const std::string& path, uint32_t rank = kRank) {
-  return ReadAdapter(path, kFingerprint, kLayers, kKeyDim, rank);
-}
-
-void ExpectEqual(const Adapter& a, const Adapter& b) {
-  EXPECT_EQ(a.kind, b.kind);
-  EXPECT_EQ(a.fingerprint, b.fingerprint);
-  EXPECT_EQ(a.reuse, b.reuse);
-  EXPECT_EQ(a.cluster_thresholds, b.cluster_thresholds);
-  EXPECT_EQ(a.entry_means, b.entry_means);
-  EXPECT_EQ(a.layer_shares, b.layer_shares);
-  EXPECT_EQ(a.made_from, b.made_from);
-  EXPECT_EQ(a.measured_on, b.measured_on);
-  ASSERT_EQ(a.layers.size(), b.layers.size());
-  for (size_t i = 0; i < a.layers.size(); ++i) {
-    EXPECT_EQ(a.layers[i].key_dim, b.layers[i].key_dim);
-    EXPECT_EQ(a.layers[i].rank, b.layers[i].rank);
-    EXPECT_EQ(a.layers[i].key_side, b.layers[i].key_side);
-    EXPECT_EQ(a.layers[i].query_side, b.layers[i].query_side);
-    EXPECT_EQ(a.layers[i].mean, b.layers[i].mean);
-    EXPECT_EQ(a.layers[i].energy, b.layers[i].energy);
-  }
-}
-
-void ExpectRefused(const Result<Adapter>& result, StatusCode code, std::string_view part) {
-  ASSERT_FALSE(result.ok());
-  EXPECT_EQ(result.status().code(), code) << result.status().message();
-  EXPECT_NE(result.status().message().find(part), std::string::npos) << result.status().message();
-}
 
 TEST(AdapterFile, HoldsEveryKind) {
   const TemporaryFolder folder;
@@ -177,24 +117,6 @@ TEST(AdapterFile, WhatDoesNotFitIsRefused) {
                 "keys of 12");
 }
 
-TEST(AdapterFile, ForeignFilesAreRefused) {
-  const TemporaryFolder folder;
-  ExpectRefused(Read(folder.Path("missing")), StatusCode::kNotFound, "missing");
-  ExpectRefused(Read(folder.Write("text", "hello world")), StatusCode::kCorrupt, "not a GGUF file");
-  const std::string model = testing::WriteModel(folder, "model.gguf", testing::TinyModel().Build());
-  ExpectRefused(Read(model), StatusCode::kInvalidArgument,
-                "is not an adapter of kvrun but a file of 'llama'");
-  testing::GgufBuilder newer;
-  newer.Set("general.architecture", "kvrun-adapter").Set("kvrun-adapter.version", uint32_t{5});
-  ExpectRefused(Read(testing::WriteModel(folder, "newer", newer.Build())), StatusCode::kUnsupported,
-                "of version 5, and this kvrun reads versions 1 to 4");
-  newer.Set("kvrun-adapter.version", uint32_t{0});
-  ExpectRefused(Read(testing::WriteModel(folder, "older", newer.Build())), StatusCode::kUnsupported,
-                "of version 0");
-  newer.Set("kvrun-adapter.version", uint32_t{1});
-  ExpectRefused(Read(testing::WriteModel(folder, "bare", newer.Build())), StatusCode::kCorrupt, "is missing");
-}
-
 // What was measured may lack; then the file has no keys of it.
 TEST(AdapterFile, WhatWasMeasuredIsOptional) {
   const TemporaryFolder folder;
@@ -238,24 +160,6 @@ TEST(AdapterFile, WhatCannotHaveBeenMeasuredIsNotWritten) {
     EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
   }
   EXPECT_TRUE(std::filesystem::is_empty(folder.Path("")));
-}
-
-// A file of version 1, as it was written before there were reuse rates: one layer, keys of two elements.
-testing::GgufBuilder OldFile() {
-  testing::GgufBuilder file;
-  file.Set("general.architecture", "kvrun-adapter")
-      .Set("kvrun-adapter.version", uint32_t{1})
-      .Set("kvrun-adapter.kind", "plain")
-      .Set("kvrun-adapter.fingerprint", "0123")
-      .Set("kvrun-adapter.rank", uint32_t{1})
-      .Set("kvrun-adapter.layers", uint32_t{1})
-      .Set("kvrun-adapter.key_dim", uint32_t{2})
-      .SetArray("kvrun-adapter.energies", std::vector<float>{0.75F})
-      .Set("kvrun-adapter.checksum", "278230e60f976c98");
-  testing::ByteWriter halves;
-  halves.Put(uint16_t{0x3c00}).Put(uint16_t{0x3800});
-  file.AddTensor("blk.0.key_side", TensorType::kF16, {1, 2}, halves.Take());
-  return file;
 }
 
 TEST(AdapterFile, VersionOneIsStillRead) {
@@ -304,158 +208,6 @@ TEST(AdapterFile, VersionThreeIsStillRead) {
   const std::string path = folder.Path("four");
   ASSERT_TRUE(WriteAdapter(*read, path).ok());
   EXPECT_EQ(OrDie(ReadWholeAdapter(path)).measured_on, "");
-}
-
-// A file of version 1 of one layer, rank 2, two elements, and all that kinds may have, whose checksum is
-// right.
-class SoundChecksum {
- public:
-  std::vector<float> energies = {0.5F, 1.0F};
-  std::vector<uint16_t> key_side = {0x3c00, 0x3800, 0x3400, 0x3000};
-  std::vector<uint16_t> query_side = {0x3c00, 0x3800, 0x3400, 0x3000};
-  std::vector<uint16_t> mean = {0x3c00, 0x3800};
-
-  testing::Bytes Build() const {
-    uint64_t value = 0;
-    const auto add = [&value](const void* data, size_t size) {
-      value = XXH3_64bits_withSeed(data, size, value);
-    };
-    const auto add_all = [&](const auto& values) { add(values.data(), values.size() * sizeof(values[0])); };
-    const std::string_view kind = "query-centred";
-    const std::vector<uint32_t> rank_layers_key_dim = {2, 1, 2};
-    add(kind.data(), kind.size());
-    add("0123", 4);
-    for (const uint32_t number : rank_layers_key_dim) add(&number, sizeof number);
-    add_all(energies);
-    testing::GgufBuilder file;
-    const auto tensor = [&](const char* name, const std::vector<uint64_t>& shape,
-                            const std::vector<uint16_t>& halves) {
-      add_all(halves);
-      testing::ByteWriter bytes;
-      for (const uint16_t half : halves) bytes.Put(half);
-      file.AddTensor(name, TensorType::kF16, shape, bytes.Take());
-    };
-    tensor("blk.0.key_side", {2, 2}, key_side);
-    tensor("blk.0.query_side", {2, 2}, query_side);
-    tensor("blk.0.mean", {2}, mean);
-    file.Set("general.architecture", "kvrun-adapter").Set("kvrun-adapter.version", uint32_t{1});
-    file.Set("kvrun-adapter.kind", kind).Set("kvrun-adapter.fingerprint", "0123");
-    file.Set("kvrun-adapter.rank", uint32_t{2}).Set("kvrun-adapter.layers", uint32_t{1});
-    file.Set("kvrun-adapter.key_dim", uint32_t{2}).SetArray("kvrun-adapter.energies", energies);
-    return file.Set("kvrun-adapter.checksum", fmt::format("{:016x}", value)).Build();
-  }
-};
-
-// Scores of them would be none, and nothing else would show it. Also in columns that are not asked for.
-TEST(AdapterFile, WhatIsNoNumberIsRefusedWhateverTheChecksumSays) {
-  const TemporaryFolder folder;
-  const auto read = [&](const SoundChecksum& file, uint32_t rank) {
-    return ReadAdapter(testing::WriteModel(folder, "adapter", file.Build()), "0123", 1, 2, rank);
-  };
-  ASSERT_TRUE(read({}, 1).ok()) << read({}, 1).status().message();
-  for (const auto& [bits, name] :
-       {std::pair<uint16_t, std::string>{0x7c00, "inf"}, {0xfc00, "-inf"}, {0x7e01, "nan"}}) {
-    for (const uint32_t rank : {1U, 2U}) {
-      for (size_t at = 0; at < 4; ++at) {
-        SoundChecksum file;
-        file.key_side[at] = bits;
-        ExpectRefused(read(file, rank), StatusCode::kCorrupt, "damaged (blk.0.key_side holds " + name + ")");
-        file = {};
-        file.query_side[at] = bits;
-        ExpectRefused(read(file, rank), StatusCode::kCorrupt,
-                      "damaged (blk.0.query_side holds " + name + ")");
-      }
-      SoundChecksum file;
-      file.mean[1] = bits;
-      ExpectRefused(read(file, rank), StatusCode::kCorrupt, "damaged (blk.0.mean holds " + name + ")");
-    }
-  }
-  for (const float energy : {INFINITY, std::nanf("")}) {
-    SoundChecksum file;
-    file.energies[1] = energy;
-    ExpectRefused(read(file, 1), StatusCode::kCorrupt, fmt::format("damaged (an energy is {})", energy));
-    Adapter adapter = MakeAdapter(AdapterKind::kPlain);
-    adapter.layers[1].energy[0] = energy;
-    EXPECT_EQ(WriteAdapter(adapter, folder.Path("new")).code(), StatusCode::kInvalidArgument);
-  }
-}
-
-// What a hostile file says of sizes and rates is found before it is relied on.
-TEST(AdapterFile, HostileFilesAreRefused) {
-  const TemporaryFolder folder;
-  const auto with_rates = [] {
-    return OldFile()
-        .Set("kvrun-adapter.version", uint32_t{2})
-        .SetStrings("kvrun-adapter.reuse.policy", {"lru", "fifo"})
-        .SetArray("kvrun-adapter.reuse.group", std::vector<uint32_t>{4, 4})
-        .SetArray("kvrun-adapter.reuse.select", std::vector<uint32_t>{96, 96})
-        .SetArray("kvrun-adapter.reuse.ctx", std::vector<uint32_t>{1000, 1000})
-        .SetArray("kvrun-adapter.reuse.capacity", std::vector<uint32_t>{24, 24})
-        .SetArray("kvrun-adapter.reuse.rate", std::vector<float>{0.5F, 0.25F});
-  };
-  const auto expect_refused = [&](const testing::GgufBuilder& file, const std::string& part) {
-    ExpectRefused(ReadWholeAdapter(testing::WriteModel(folder, "hostile", file.Build())),
-                  StatusCode::kCorrupt, part);
-  };
-  expect_refused(with_rates(), "its checksum is wrong");  // and nothing else
-  for (const char* column : {"group", "select", "ctx", "capacity"}) {
-    const std::string key = std::string("kvrun-adapter.reuse.") + column;
-    expect_refused(with_rates().SetArray(key, std::vector<uint32_t>{1}),
-                   "its columns of reuse rates differ in length");
-    expect_refused(with_rates().SetArray(key, std::vector<int32_t>{1, -1}), "holds -1");
-    expect_refused(with_rates().SetArray(key, std::vector<uint32_t>{1, UINT32_MAX}), "below 2^31");
-    expect_refused(with_rates().Erase(key), "is missing");
-    if (key != "kvrun-adapter.reuse.ctx")
-      expect_refused(with_rates().SetArray(key, std::vector<uint32_t>{1, 0}),
-                     "reuse rate 1 is of an empty selection");
-  }
-  for (const float rate : {-0.5F, 1.5F, std::nanf(""), INFINITY}) {
-    expect_refused(with_rates().SetArray("kvrun-adapter.reuse.rate", std::vector<float>{0.5F, rate}),
-                   "reuse rate 1 is ");
-  }
-  expect_refused(with_rates().SetArray("kvrun-adapter.reuse.rate", std::vector<float>{0.5F}),
-                 "its columns of reuse rates differ in length");
-  expect_refused(with_rates().SetArray("kvrun-adapter.cluster_thresholds", std::vector<float>(3)),
-                 "3 cluster thresholds");
-  const std::pair<const char*, uint32_t> sizes[] = {{"rank", 0},
-                                                    {"rank", 3},
-                                                    {"key_dim", 0},
-                                                    {"layers", 0},
-                                                    {"layers", UINT32_MAX},
-                                                    {"key_dim", UINT32_MAX}};
-  for (const auto& [key, value] : sizes) {
-    expect_refused(OldFile()
-                       .Erase("kvrun-adapter.energies")
-                       .SetArray("kvrun-adapter.energies", std::vector<float>())
-                       .Set(std::string("kvrun-adapter.") + key, value),
-                   "the adapter is damaged");
-  }
-}
-
-// Whichever byte is damaged or missing: refused, or (padding, unused bits) without effect.
-TEST(AdapterFile, NoDamageGoesUnseen) {
-  const TemporaryFolder folder;
-  const std::string path = folder.Path("adapter.gguf");
-  const Adapter adapter = MakeAdapter(AdapterKind::kQueryCentred);
-  ASSERT_TRUE(WriteAdapter(adapter, path).ok());
-  const std::string bytes = ReadWholeFile(path);
-  size_t n_refused = 0;
-  for (size_t i = 0; i < bytes.size(); i += 3) {
-    std::string damaged = bytes;
-    damaged[i] = static_cast<char>(damaged[i] ^ (1 << i % 8));
-    const auto read = Read(folder.Write("damaged", damaged));
-    if (!read.ok()) {
-      ++n_refused;
-      EXPECT_FALSE(read.status().message().empty());
-      continue;
-    }
-    ASSERT_NO_FATAL_FAILURE(ExpectEqual(*read, adapter)) << "byte " << i;
-  }
-  EXPECT_GT(n_refused, bytes.size() / 6);
-  for (size_t length = 0; length < bytes.size(); length += 41) {
-    const std::string message = Read(folder.Write("cut", bytes.substr(0, length))).status().message();
-    EXPECT_TRUE(message.ends_with(": make it again, or run without it")) << length << ": " << message;
-  }
 }
 
 TEST(AdapterFile, WhatCannotBeWrittenIsRefusedAndLeavesTheOldFile) {
@@ -510,4 +262,4 @@ TEST(AdapterFile, WhatIsNoFileIsNotReplacedAndALinkIsKept) {
 }
 
 }  // namespace
-}  // namespace kvrun
+}  // namespace kvrun::testing::adapter_files

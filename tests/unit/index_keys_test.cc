@@ -39,7 +39,7 @@ class IndexKeys : public ::testing::Test {
   LayerAdapter NewAdapter(uint32_t rank) {
     return {.key_dim = kKeyDim,
             .rank = rank,
-            .key_side = RoundedToHalf(RandomFloats(size_t{kKeyDim} * rank, 61)),
+            .key_side = RoundedToHalf(kvrun::RandomFloats(size_t{kKeyDim} * rank, 61)),
             .query_side = std::vector<float>(size_t{kKeyDim} * rank),
             .mean = std::vector<float>(kKeyDim, 0.5F),
             .energy = {}};
@@ -64,7 +64,7 @@ class IndexKeys : public ::testing::Test {
     for (uint32_t layer = 0; layer < kLayers; ++layer) {
       for (uint32_t& word : Words(*index->rows(layer))) word = kUntouched;
     }
-    const std::vector<float> keys = RandomFloats(size_t{group_tokens} * kKeyDim, 62);
+    const std::vector<float> keys = kvrun::RandomFloats(size_t{group_tokens} * kKeyDim, 62);
     constexpr uint32_t kGroup = 3;
     RunOrDie(index->NoteKeys(1, 1, kGroup, keys));
     const std::span<const uint32_t> words = Words(*index->rows(1));
@@ -163,7 +163,7 @@ class IndexLearns : public IndexKeys {
   static constexpr uint32_t kEntries = kGroups * 4;
   static constexpr uint32_t kHeadDim = kKeyDim / 2;
 
-  IndexLearns() : keys_(RandomFloats(size_t{kEntries} * kKeyDim, 63)) {
+  IndexLearns() : keys_(kvrun::RandomFloats(size_t{kEntries} * kKeyDim, 63)) {
     for (size_t i = 0; i < keys_.size(); ++i) keys_[i] *= 1.0F + static_cast<float>(i % 5);
     AddKeys(keys_, kKeyDim, key_sums_);
     // Queries of which each element counts by itself, some more than others.

@@ -1,5 +1,5 @@
-// No file of over 500 lines, no function of over 60 and no class of over 25 public functions in what is
-// shipped, but for those that are in a list, with the reason.
+// No file of over 500 lines; in what is shipped no function of over 60, and no class of over 25 public
+// functions. But for those that are in a list, with the reason.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -114,7 +114,7 @@ std::map<std::string, size_t> FunctionsOf(const std::vector<std::string>& lines)
 TEST(SourceSizes, FilesAndFunctionsAreShort) {
   const std::filesystem::path root = KVRUN_SOURCE_DIR;
   std::map<std::string, int> listed;
-  for (const char* folder : {"apps", "offline", "platform", "runtime"}) {
+  for (const std::string folder : {"apps", "offline", "platform", "runtime", "tests"}) {
     for (const auto& entry : std::filesystem::recursive_directory_iterator(root / folder)) {
       const std::string extension = entry.path().extension();
       if (extension != ".cc" && extension != ".h") continue;
@@ -123,6 +123,7 @@ TEST(SourceSizes, FilesAndFunctionsAreShort) {
       if (lines.size() > kMostFileLines && !IsListed(path, "", &listed)) {
         ADD_FAILURE() << path << " has " << lines.size() << " lines: what two things is it?";
       }
+      if (folder == "tests") continue;
       for (const auto& [name, n_lines] : FunctionsOf(lines)) {
         if (n_lines > kMostFunctionLines && !IsListed(path, name, &listed)) {
           ADD_FAILURE() << path << ": " << name << " has " << n_lines << " lines";
