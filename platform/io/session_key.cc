@@ -33,8 +33,6 @@ constexpr std::string_view kWhatItHolds = "32 random bytes, or 64 hex digits";
 constexpr std::string_view kHowToMake = "make one with `(umask 077; head -c 32 /dev/urandom >FILE)`";
 constexpr unsigned kNoReplace = 1;  // RENAME_NOREPLACE, which not every C library names
 
-std::string ErrnoText(int error_number) { return std::generic_category().message(error_number); }
-
 Status Wrong(const std::string& path, std::string_view why) {
   return {StatusCode::kInvalidArgument, fmt::format("the key file {} cannot be used: {}", path, why)};
 }
@@ -129,7 +127,7 @@ Result<SecretKey> Parse(const std::string& path, std::span<const std::byte> cont
   return key;
 }
 
-// Answers 0, or an errno.
+// It is on disk by then. Answers 0, or an errno.
 int WriteAll(int fd, std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const ssize_t n_bytes = write(fd, bytes.data(), bytes.size());
@@ -141,8 +139,9 @@ int WriteAll(int fd, std::span<const std::byte> bytes) {
 }
 
 std::string FolderOf(const std::string& path) {
-  const size_t end = path.find_last_not_of('/', path.rfind('/'));
-  if (path.find('/') == std::string::npos) return ".";
+  const size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  const size_t end = path.find_last_not_of('/', slash);
   return end == std::string::npos ? "/" : path.substr(0, end + 1);
 }
 
@@ -164,18 +163,23 @@ int RenameToFree(const std::string& from, const std::string& to) {
   return 0;
 }
 
-Status CannotMake(const std::string& path, int error_number) {
+Status CannotMake(const std::string& path, std::string_view why) {
   return {StatusCode::kIo,
-          fmt::format("cannot make the key file {}: {}; make room there, or name another key", path,
-                      ErrnoText(error_number))};
+          fmt::format("cannot make the key file {}: {}; see to that, or name another key file", path, why)};
+}
+
+Status CannotMake(const std::string& path, int error_number) {
+  return CannotMake(path, std::generic_category().message(error_number));
 }
 
 // The folders that were missing are on disk, too. Where the file has come to be meanwhile, it is left as it
 // is.
 Status MakeKeyFile(const std::string& path) {
   const std::string folder = FolderOf(path);
-  KVRUN_ASSIGN_OR_RETURN(const std::string there, NearestFolder(folder, MissingParents::kAreMade));
-  KVRUN_RETURN_IF_ERROR(MakeFolder(folder, MissingParents::kAreMade));
+  const Result<std::string> there = NearestFolder(folder, MissingParents::kAreMade);
+  if (!there.ok()) return CannotMake(path, there.status().message());
+  const Status made = MakeFolder(folder, MissingParents::kAreMade);
+  if (!made.ok()) return CannotMake(path, made.message());
   KVRUN_ASSIGN_OR_RETURN(const SecretKey key, SecretKey::Random());
   std::string temporary = path + ".XXXXXX";
   const UniqueFd fd(mkostemp(temporary.data(), O_CLOEXEC));  // mode 0600
@@ -186,7 +190,7 @@ Status MakeKeyFile(const std::string& path) {
   if (error != 0 && error != EEXIST) return CannotMake(path, error);
   for (std::string upper = folder;; upper = FolderOf(upper)) {
     if (const int failed = SyncFolder(upper); failed != 0) return CannotMake(path, failed);
-    if (upper == there || upper == FolderOf(upper)) return Status::Ok();
+    if (upper == *there || upper == FolderOf(upper)) return Status::Ok();
   }
 }
 

@@ -11,12 +11,15 @@
 #include <cstring>
 #include <new>
 #include <numeric>
+#include <span>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "platform/base/check.h"
 #include "tests/storage/allocation_counter.h"
 #include "tests/storage/storage_fixture.h"
 #include "tests/support/or_die.h"
@@ -36,12 +39,6 @@ Bytes FromHex(std::string_view hex) {
   Bytes bytes;
   for (size_t i = 0; i + 1 < hex.size(); i += 2)
     bytes.push_back(static_cast<std::byte>(std::stoi(std::string(hex.substr(i, 2)), nullptr, 16)));
-  return bytes;
-}
-
-Bytes FromText(std::string_view text) {
-  Bytes bytes(text.size());
-  std::memcpy(bytes.data(), text.data(), text.size());
   return bytes;
 }
 
@@ -143,6 +140,12 @@ void* CountedReallocate(void* memory, size_t size, const char*, int) {
 void FreeCounted(void* memory, const char*, int) { std::free(memory); }
 
 const bool g_counts_openssl = CRYPTO_set_mem_functions(CountedAllocate, CountedReallocate, FreeCounted) == 1;
+
+Bytes FromText(std::string_view text) {
+  Bytes bytes(text.size());
+  std::memcpy(bytes.data(), text.data(), text.size());
+  return bytes;
+}
 
 struct Vector {
   Cipher cipher;
@@ -369,7 +372,7 @@ TEST_P(SealTest, ARecordAllocatesNothing) {
 
 TEST_P(SealTest, ThreadsShareAKey) {
   constexpr uint32_t kThreads = 2;
-  constexpr uint64_t kRecords = kIsSanitized ? 200 : 2000;
+  constexpr uint64_t kRecords = kIsSanitized ? 100 : 500;
   constexpr size_t kRecordBytes = 3072;
   const SecretKey key = PatternKey(1);
   std::vector<Bytes> records(kThreads, Bytes(kRecords * kRecordBytes));
