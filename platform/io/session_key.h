@@ -19,8 +19,8 @@ std::string DefaultKeyPath();
 Result<SecretKey> ReadKeyFile(const std::string& path);
 
 // The same, but where there is no file it is made, with a key of random bytes, and its folder where that is
-// missing. Of several that make it at once, one does, and all answer its key. A key that
-// this call made is on disk when it returns.
+// missing. Of several that make it at once, one does, and all answer its key. A key that this call made is on
+// disk when it returns.
 Result<SecretKey> UserKey(const std::string& path);
 
 // Overwrites the file, then removes it: what was encrypted with its key cannot be read any more, but by
