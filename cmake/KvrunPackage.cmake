@@ -72,7 +72,7 @@ set(CPACK_DEBIAN_LIBKVRUN-DEV_PACKAGE_NAME libkvrun-dev)
 set(CPACK_DEBIAN_LIBKVRUN-DEV_PACKAGE_SECTION libdevel)
 # What kvrun.pc and kvrunConfig.cmake name, of which the latter asks pkg-config.
 set(CPACK_DEBIAN_LIBKVRUN-DEV_PACKAGE_DEPENDS
-  "libstdc++-12-dev | libstdc++-dev, libfmt-dev, libpcre2-dev, libxxhash-dev, libhwy-dev, liburing-dev, pkg-config")
+  "libstdc++-12-dev | libstdc++-dev, libfmt-dev, libpcre2-dev, libxxhash-dev, libhwy-dev, liburing-dev, libssl-dev, pkg-config")
 set(CPACK_DEBIAN_LIBKVRUN-DEV_PACKAGE_RECOMMENDS "libvulkan1")
 set(CPACK_COMPONENT_LIBKVRUN-DEV_DESCRIPTION
 "language models with long contexts on small machines (library)

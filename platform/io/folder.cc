@@ -135,6 +135,12 @@ Status CheckUserFolder(const UserFolder& folder, InMemory in_memory) {
   return Status::Ok();
 }
 
+std::optional<std::string> ConfigFolder() {
+  if (const char* config = AbsolutePathIn("XDG_CONFIG_HOME")) return std::string(config) + "/kvrun";
+  if (const char* home = AbsolutePathIn("HOME")) return std::string(home) + "/.config/kvrun";
+  return std::nullopt;
+}
+
 std::optional<std::string> CacheFolder() {
   const std::vector<UserFolder> folders = UserFolders();
   if (folders.size() == 1) return std::nullopt;  // a process without a home is to leave nothing behind

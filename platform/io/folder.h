@@ -40,6 +40,10 @@ Status CheckOwnFolder(const std::string& folder);
 enum class InMemory : bool { kIsRefused, kIsAllowed };
 Status CheckUserFolder(const UserFolder& folder, InMemory in_memory);
 
+// Where kvrun keeps what is to stay, such as keys: $XDG_CONFIG_HOME/kvrun, or else $HOME/.config/kvrun;
+// nothing where neither variable is an absolute path. It need not be there.
+std::optional<std::string> ConfigFolder();
+
 // Where kvrun keeps what saves time at the next start: the first of UserFolders that can be used; nothing
 // where none can, or neither variable is set. It need not be there, but for one in kSharedFolder, which is
 // made, so that nobody else can make it.
