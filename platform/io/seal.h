@@ -57,8 +57,7 @@ struct Nonce {
 //   What an earlier opening wrote, or wrote before the machine lost its power, or what an older copy of the
 //   disk holds, was under another key. So no count has to outlive the process.
 // - within an opening, whoever writes has places of its own, counts there from 0, and takes the next number
-// for
-//   each record, also where it writes the same record again: after an error, or because it has changed.
+//   for each record, also where it writes the same record again: after an error, or because it has changed.
 //   `place` is what counts by itself: a stream, a layer or a thread. 64 bits do not run out: at a thousand
 //   million records a second they last for 584 years.
 // Readers need both numbers: they are no secret, and lie beside the record or follow from where it lies.
