@@ -70,7 +70,7 @@ TEST_P(HostIndexTest, RoundedQueries) {
                                .n_pinned = 1,
                                .n_chosen = 3,
                                .norms = true,
-                               .group_score = is_mass ? GroupScore::kMass : GroupScore::kLargest,
+                               .rule = is_mass ? ChoiceRule(ChooseByMass{}) : ChooseByLargest{},
                                .tokens = {TokenAt(450, 1), TokenAt(300, 0), TokenAt(499, 1)}});
         }
       }

@@ -1,5 +1,5 @@
 // How many groups are scored by all heads in a step: all of them, or the best by few products
-// (ScoreArgs::n_candidates).
+// (ScoreStages).
 #pragma once
 
 #include <cstdint>
