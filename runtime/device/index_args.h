@@ -75,8 +75,8 @@ struct ScoreArgs {
 
   ChoiceList choice_list() const { return ChoiceListOf(rule, n_chosen); }
 
-  // Whether the reduction has what rule and query_form ask for: each but kSoftmax lacks one thing. Types do
-  // not say that: a plan says the reduction and the rule, and an index the form, where neither knows the
+  // Whether the reduction has what rule and query_form ask for: each but kSoftmax lacks one thing. Types that
+  // say so would be rules and forms of each reduction's own, of which a plan knows one half and its index the
   // other.
   bool suits_reduction() const {
     switch (reduction) {

@@ -314,6 +314,28 @@ bool IsExpectedSample(const ChooseAndSample& rule, uint32_t list, std::span<cons
          offset + n > sum - kTolerance;
 }
 
+// What a list has chosen, and what comes with that, by the scores that the device found. `choice` may be
+// short where it is of groups that are no candidates.
+Status CheckChoice(const ScoreCase& c, uint32_t list, std::span<const float> scores,
+                   std::span<const uint32_t> choice) {
+  const ChoiceList shape = ChoiceListOf(c.rule, kChosen);
+  if (!IsExpectedChoice(c, scores, choice.first(std::min<size_t>(choice.size(), 1 + kChosen)))) {
+    return {StatusCode::kDevice,
+            "the chosen groups are not those with the largest scores; the driver or the kernel is wrong"};
+  }
+  if (shape.tells_scores && !TellsScores(shape, scores, choice)) {
+    return {StatusCode::kDevice,
+            "the scores that are told of chosen groups are not theirs; the driver or the kernel is wrong"};
+  }
+  const auto* const and_sample = std::get_if<ChooseAndSample>(&c.rule);
+  if (and_sample != nullptr && !IsExpectedSample(*and_sample, list, scores, choice)) {
+    return {
+        StatusCode::kDevice,
+        "the groups that were drawn are not those of their probabilities; the driver or the kernel is wrong"};
+  }
+  return Status::Ok();
+}
+
 }  // namespace
 
 ScoreArgs ScoreArgsOf(const ScoreCase& c) {
@@ -387,22 +409,7 @@ Result<std::string> CheckScore(Device& device, const ScoreCase& c, const ScorePl
     std::vector<uint32_t> choice(chosen.begin() + static_cast<std::ptrdiff_t>(list * list_words),
                                  chosen.begin() + static_cast<std::ptrdiff_t>((list + 1) * list_words));
     if (stages != nullptr) choice = AsPlaces(choice, groups);
-    if (!IsExpectedChoice(c, scores, std::span(choice).first(std::min<size_t>(choice.size(), 1 + kChosen)))) {
-      return Status(
-          StatusCode::kDevice,
-          "the chosen groups are not those with the largest scores; the driver or the kernel is wrong");
-    }
-    if (args.choice_list().tells_scores && !TellsScores(args.choice_list(), scores, choice)) {
-      return Status(StatusCode::kDevice,
-                    "the scores that are told of chosen groups are not theirs; the driver or the kernel is "
-                    "wrong");
-    }
-    const auto* const and_sample = std::get_if<ChooseAndSample>(&c.rule);
-    if (and_sample != nullptr && !IsExpectedSample(*and_sample, list, scores, choice)) {
-      return Status(StatusCode::kDevice,
-                    "the groups that were drawn are not those of their probabilities; the driver or the "
-                    "kernel is wrong");
-    }
+    KVRUN_RETURN_IF_ERROR(CheckChoice(c, list, scores, choice));
   }
   const Scored rows{RowsOf(index, c, groups), RankOf(c), group_rows};
   return run.Compare(ExpectedScores(c, data, rows, place), found, tolerance);

@@ -283,12 +283,10 @@ void AddIndexChecks(Checks& checks) {
     c = {type, 10, 2, HeadReduction::kPerKvHead};
     c.rule = ChooseAndSample{.n_sampled = 20, .seed = 3};
     add_score(c, "a sample of the others");
-    c = {type, 10, 2, HeadReduction::kPerKvHead};
     c.rule = ChooseByLargest{.tells_scores = true};
     add_score(c, "with scores");
     c.rule = ChooseByMass{.mass_share = 0.15F, .tells_scores = true};
     add_score(c, "share of the mass, with scores");
-    c = {type, 10, 2, HeadReduction::kPerKvHead};
     c.rule = ChooseByWeight{.most_weight = 8};
     add_score(c, "by weight");
     c.rule = ChooseByWeight{.most_weight = 8, .per_weight = true};
