@@ -44,7 +44,8 @@ class OperandsOf {
   void operator()(DecodeRecordsArgs& a) { Reads(a.records, a.space.constants), Writes(a.kv); }
   void operator()(ScoreArgs& a) {
     Attention(a.attention), Sides(a.sides);
-    Reads(a.index, a.weights), Writes(a.query, a.scratch, a.chosen);
+    Reads(a.index), Writes(a.query, a.scratch, a.chosen);
+    if (auto* by_weight = std::get_if<ChooseByWeight>(&a.rule)) Reads(by_weight->weights);
   }
   void operator()(ProjectKeysArgs& a) { Reads(a.kv), Sides(a.sides), Writes(a.out); }
   void operator()(GramArgs& a) { Reads(a.rows), Writes(a.sums); }

@@ -23,7 +23,6 @@ constexpr uint32_t kWindow = 10;
 constexpr uint32_t kPosition = 300;
 constexpr uint32_t kOldGroups = (kPosition + 1 - kWindow) / kGroupTokens;
 constexpr uint32_t kChosen = 9;
-constexpr uint32_t kSampleSeed = 3;
 constexpr float kEpsilon = 1e-3F;
 
 uint32_t RankOf(const ScoreCase& c) {
@@ -144,8 +143,8 @@ std::vector<double> ExpectedScores(const ScoreCase& c, const QueryData& data, co
   std::vector<double> joined;
   for (size_t e = 0; e < totals.size(); e += scored.n_joined) {
     const std::span<const double> one(&totals[e], scored.n_joined);
-    joined.push_back(c.group_score == GroupScore::kMass ? std::accumulate(one.begin(), one.end(), 0.0)
-                                                        : *std::max_element(one.begin(), one.end()));
+    joined.push_back(GroupScoreOf(c.rule) == GroupScore::kMass ? std::accumulate(one.begin(), one.end(), 0.0)
+                                                               : *std::max_element(one.begin(), one.end()));
   }
   return joined;
 }
@@ -184,16 +183,17 @@ std::vector<float> WeightsOfLists(uint32_t n_lists) {
 }
 
 // The pinned group, and the best of the others that weigh anything, until they would weigh too much.
-bool IsExpectedByWeight(const ScoreCase& c, std::span<const float> scores, std::span<const uint32_t> chosen) {
+bool IsExpectedByWeight(const ChooseByWeight& rule, std::span<const float> scores,
+                        std::span<const uint32_t> chosen) {
   std::vector<uint32_t> expected = {0};
   uint32_t weight = 0;
   std::vector<float> values(scores.begin(), scores.end());
-  for (uint32_t group = 0; c.per_weight && group < values.size(); ++group)
+  for (uint32_t group = 0; rule.per_weight && group < values.size(); ++group)
     values[group] /= static_cast<float>(std::max(WeightOf(group), 1U));
   for (const uint32_t group : ExpectedOrder(values)) {
     if (group == 0 || WeightOf(group) == 0) continue;
     weight += WeightOf(group);
-    if (weight > c.most_weight) break;
+    if (weight > rule.most_weight) break;
     expected.push_back(group);
   }
   std::sort(expected.begin(), expected.end());
@@ -201,14 +201,16 @@ bool IsExpectedByWeight(const ScoreCase& c, std::span<const float> scores, std::
 }
 
 bool IsExpectedChoice(const ScoreCase& c, std::span<const float> scores, std::span<const uint32_t> chosen) {
-  if (c.most_weight != 0) return IsExpectedByWeight(c, scores, chosen);
+  if (const auto* by_weight = std::get_if<ChooseByWeight>(&c.rule))
+    return IsExpectedByWeight(*by_weight, scores, chosen);
   const uint32_t n = chosen[0];
   if (n < 2 || n > kChosen) return false;
   const std::vector<uint32_t> groups = ExpectedChoice(scores, n);
   if (!std::equal(groups.begin(), groups.end(), chosen.begin() + 1)) return false;
-  if (c.mass_share == 0.0F) return n == kChosen;
+  const float share = MassShareOf(c.rule);
+  if (share == 0.0F) return n == kChosen;
   constexpr double kTolerance = 1e-4;
-  const double enough = c.mass_share * std::accumulate(scores.begin(), scores.end(), 0.0);
+  const double enough = share * std::accumulate(scores.begin(), scores.end(), 0.0);
   double sum = 0.0;
   float worst = scores[groups[1]];
   for (const uint32_t group : groups) {
@@ -279,10 +281,11 @@ double ProbabilityOf(uint32_t bias) { return std::exp(-double{std::bit_cast<floa
 
 // The groups' probabilities are in proportion to the roots of their scores, as one of those drawn says; and
 // running sums of them, cut from an offset on, give what was drawn.
-bool IsExpectedSample(const ChoiceList& shape, uint32_t list, std::span<const float> scores,
+bool IsExpectedSample(const ChooseAndSample& rule, uint32_t list, std::span<const float> scores,
                       std::span<const uint32_t> choice) {
   constexpr double kLeast = 1.0 / 1024;
   constexpr double kTolerance = 0.02;
+  const ChoiceList shape = ChoiceListOf(rule, kChosen);
   const auto chosen = choice.subspan(1, choice[0]);
   const auto sampled = choice.subspan(shape.sampled_begin());
   const auto biases = choice.subspan(shape.biases_begin());
@@ -296,7 +299,7 @@ bool IsExpectedSample(const ChoiceList& shape, uint32_t list, std::span<const fl
   }
   double sum = 0.0;
   uint32_t drawn = 0;
-  const double offset = SampleOffset(kSampleSeed, kPosition, list) / double{KVRUN_SAMPLE_UNIT};
+  const double offset = SampleOffset(rule.seed, kPosition, list) / double{KVRUN_SAMPLE_UNIT};
   for (uint32_t group = 0; group < scores.size(); ++group) {
     if (std::binary_search(chosen.begin(), chosen.end(), group)) continue;
     const double p = std::clamp(factor * std::sqrt(double{scores[group]}), kLeast, 1.0);
@@ -309,6 +312,28 @@ bool IsExpectedSample(const ChoiceList& shape, uint32_t list, std::span<const fl
   }
   return drawn == n && std::abs(sum - shape.n_sampled) <= kTolerance * shape.n_sampled &&
          offset + n > sum - kTolerance;
+}
+
+// What a list has chosen, and what comes with that, by the scores that the device found. `choice` may be
+// short where it is of groups that are no candidates.
+Status CheckChoice(const ScoreCase& c, uint32_t list, std::span<const float> scores,
+                   std::span<const uint32_t> choice) {
+  const ChoiceList shape = ChoiceListOf(c.rule, kChosen);
+  if (!IsExpectedChoice(c, scores, choice.first(std::min<size_t>(choice.size(), 1 + kChosen)))) {
+    return {StatusCode::kDevice,
+            "the chosen groups are not those with the largest scores; the driver or the kernel is wrong"};
+  }
+  if (shape.tells_scores && !TellsScores(shape, scores, choice)) {
+    return {StatusCode::kDevice,
+            "the scores that are told of chosen groups are not theirs; the driver or the kernel is wrong"};
+  }
+  const auto* const and_sample = std::get_if<ChooseAndSample>(&c.rule);
+  if (and_sample != nullptr && !IsExpectedSample(*and_sample, list, scores, choice)) {
+    return {
+        StatusCode::kDevice,
+        "the groups that were drawn are not those of their probabilities; the driver or the kernel is wrong"};
+  }
+  return Status::Ok();
 }
 
 }  // namespace
@@ -326,15 +351,7 @@ ScoreArgs ScoreArgsOf(const ScoreCase& c) {
   args.window_tokens = kWindow;
   args.n_pinned = 1;
   args.n_chosen = kChosen;
-  args.group_score = c.group_score;
-  args.mass_share = c.mass_share;
-  args.most_weight = c.most_weight;
-  args.per_weight = c.per_weight;
-  args.n_sampled = c.n_sampled;
-  args.sample_seed = kSampleSeed;
-  args.tells_scores = c.tells_scores;
-  args.n_candidates = c.n_candidates;
-  args.first_columns = c.first_columns;
+  args.rule = c.rule;
   args.query_form = c.query_form;
   return args;
 }
@@ -355,7 +372,8 @@ Result<std::string> CheckScore(Device& device, const ScoreCase& c, const ScorePl
   if (c.query_form == QueryForm::kAffine) args.sides.query_side = run.Floats(data.side);
   args.sides.scales = run.Floats(data.scales);
   args.index = run.Floats(index.words);
-  if (c.most_weight != 0) args.weights = run.Floats(WeightsOfLists(place.n_lists));
+  if (auto* by_weight = std::get_if<ChooseByWeight>(&args.rule))
+    by_weight->weights = run.Floats(WeightsOfLists(place.n_lists));
   args.scratch = run.Poisoned(place.scratch_floats);
   const size_t list_words = args.choice_list().words();
   args.chosen = run.Poisoned(place.n_lists * list_words);
@@ -370,10 +388,11 @@ Result<std::string> CheckScore(Device& device, const ScoreCase& c, const ScorePl
               chosen.size() * sizeof(uint32_t));
   const uint32_t group_rows = args.index_shape.rows();
   std::vector<uint32_t> groups = OldGroups();
-  if (c.n_candidates != 0) {
-    std::vector<uint32_t> candidates(c.n_candidates);
+  const ScoreStages* const stages = StagesOf(c.rule);
+  if (stages != nullptr) {
+    std::vector<uint32_t> candidates(stages->n_candidates);
     std::memcpy(candidates.data(), &scratch[place.candidates_begin], candidates.size() * sizeof(uint32_t));
-    const Scored by_few{RowsOf(index, c, groups), c.first_columns, group_rows};
+    const Scored by_few{RowsOf(index, c, groups), stages->first_columns, group_rows};
     if (!AreExpectedCandidates(FirstScores(c, data, by_few), candidates, tolerance)) {
       return Status(
           StatusCode::kDevice,
@@ -389,22 +408,8 @@ Result<std::string> CheckScore(Device& device, const ScoreCase& c, const ScorePl
     found.insert(found.end(), scores.begin(), scores.end());
     std::vector<uint32_t> choice(chosen.begin() + static_cast<std::ptrdiff_t>(list * list_words),
                                  chosen.begin() + static_cast<std::ptrdiff_t>((list + 1) * list_words));
-    if (c.n_candidates != 0) choice = AsPlaces(choice, groups);
-    if (!IsExpectedChoice(c, scores, std::span(choice).first(std::min<size_t>(choice.size(), 1 + kChosen)))) {
-      return Status(
-          StatusCode::kDevice,
-          "the chosen groups are not those with the largest scores; the driver or the kernel is wrong");
-    }
-    if (c.tells_scores && !TellsScores(args.choice_list(), scores, choice)) {
-      return Status(StatusCode::kDevice,
-                    "the scores that are told of chosen groups are not theirs; the driver or the kernel is "
-                    "wrong");
-    }
-    if (c.n_sampled != 0 && !IsExpectedSample(args.choice_list(), list, scores, choice)) {
-      return Status(StatusCode::kDevice,
-                    "the groups that were drawn are not those of their probabilities; the driver or the "
-                    "kernel is wrong");
-    }
+    if (stages != nullptr) choice = AsPlaces(choice, groups);
+    KVRUN_RETURN_IF_ERROR(CheckChoice(c, list, scores, choice));
   }
   const Scored rows{RowsOf(index, c, groups), RankOf(c), group_rows};
   return run.Compare(ExpectedScores(c, data, rows, place), found, tolerance);

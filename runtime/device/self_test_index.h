@@ -17,14 +17,7 @@ struct ScoreCase {
   HeadReduction reduction = HeadReduction::kSoftmax;
   uint32_t rows_per_group = 0;  // as in IndexShape
   QueryForm query_form = QueryForm::kProjected;
-  GroupScore group_score = GroupScore::kLargest;
-  float mass_share = 0.0F;
-  uint32_t most_weight = 0;  // above 0: groups weigh 0 to 4
-  bool per_weight = false;
-  uint32_t n_sampled = 0;
-  bool tells_scores = false;
-  uint32_t n_candidates = 0;  // as in ScoreArgs
-  uint32_t first_columns = 0;
+  ChoiceRule rule = {};  // by weight: without a buffer, groups weigh 0 to 4
 };
 
 // Without buffers: what plans need.

@@ -1,5 +1,5 @@
-// What is scored in which stage (ScoreArgs::n_candidates), of push constants `p`. All groups are scored by few rows
-// first: the best of them are the candidates, which are then counted through in the place of all groups.
+// What is scored in which stage (ScoreStages), of push constants `p`. All groups are scored by few rows first: the
+// best of them are the candidates, which are then counted through in the place of all groups.
 // A list of candidates: how many, and they, ascending. Words of it are read by CANDIDATE_WORD(i).
 
 // How many are scored, where so many groups can be chosen.

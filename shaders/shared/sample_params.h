@@ -1,4 +1,4 @@
-// Drawing groups at random (ScoreArgs::n_sampled). Shared by GLSL and C++: 32-bit scalars only.
+// Drawing groups at random (ChooseAndSample). Shared by GLSL and C++: 32-bit scalars only.
 #ifndef KVRUN_SHADERS_SHARED_SAMPLE_PARAMS_H_
 #define KVRUN_SHADERS_SHARED_SAMPLE_PARAMS_H_
 

@@ -220,8 +220,7 @@ class Bench {
 
   // One token's choice among n_entries.
   void Score(const ScoreShape& heads, HeadReduction reduction, const char* name, KvType type,
-             uint32_t n_entries, GroupScore group_score = GroupScore::kLargest, float mass_share = 0.0F,
-             uint32_t n_candidates = 0, uint32_t first_columns = 0) {
+             uint32_t n_entries, const ChoiceRule& rule = ChooseByLargest{}) {
     constexpr uint32_t kGroupTokens = 4;
     constexpr uint32_t kWindow = 64;
     const uint32_t n_chosen = n_entries / 13 / kGroupTokens;
@@ -248,10 +247,7 @@ class Bench {
     args.window_tokens = kWindow;
     args.n_pinned = 1;
     args.n_chosen = n_chosen;
-    args.group_score = group_score;
-    args.mass_share = mass_share;
-    args.n_candidates = n_candidates;
-    args.first_columns = first_columns;
+    args.rule = rule;
     args.chosen = chosen.get();
     const auto index = RandomBuffer(args.index_shape.size_bytes() / sizeof(float));
     args.index = index.get();
@@ -267,7 +263,7 @@ class Bench {
     for (const auto& [milliseconds, variant] : timed) {
       total += milliseconds;
       const bool multiplies = variant.starts_with("score_") || variant.starts_with("project_score");
-      if (!multiplies || variant.starts_with("score_kept") || n_candidates != 0) {
+      if (!multiplies || variant.starts_with("score_kept") || StagesOf(rule) != nullptr) {
         fmt::print("{:<34} {:<26} {:>9.3f}\n", variant, shape, milliseconds);
       } else {
         Report({milliseconds, variant}, shape, 2.0 * rows * n_entries * heads.rank,
@@ -279,25 +275,24 @@ class Bench {
 
   void ScoreAll() {
     for (const uint32_t n_entries : {7680U, 32768U}) {
-      const auto score = [&](HeadReduction reduction, const char* name, GroupScore group_score,
-                             float mass_share) {
-        Score(kSmolLm2, reduction, name, KvType::kInt4, n_entries, group_score, mass_share);
+      const auto score = [&](HeadReduction reduction, const char* name, const ChoiceRule& rule) {
+        Score(kSmolLm2, reduction, name, KvType::kInt4, n_entries, rule);
       };
-      score(HeadReduction::kSoftmax, "softmax", GroupScore::kLargest, 0.0F);
-      score(HeadReduction::kGqa, "gqa", GroupScore::kLargest, 0.0F);
-      score(HeadReduction::kSum, "sum", GroupScore::kLargest, 0.0F);
-      score(HeadReduction::kSoftmax, "mass", GroupScore::kMass, 0.0F);
-      score(HeadReduction::kSoftmax, "share of mass", GroupScore::kMass, 0.9F);
+      score(HeadReduction::kSoftmax, "softmax", ChooseByLargest{});
+      score(HeadReduction::kGqa, "gqa", ChooseByLargest{});
+      score(HeadReduction::kSum, "sum", ChooseByLargest{});
+      score(HeadReduction::kSoftmax, "mass", ChooseByMass{});
+      score(HeadReduction::kSoftmax, "share of mass", ChooseByMass{.mass_share = 0.9F});
     }
     Score(kSmolLm2, HeadReduction::kSoftmax, "softmax, f16", KvType::kF16, 7680);
     // Llama 3.2 and 3.1.
     for (const ScoreShape& heads : {ScoreShape{"1B, ", 32, 8, 64, 64}, ScoreShape{"3B, ", 24, 8, 128, 128},
                                     ScoreShape{"8B, ", 32, 8, 128, 128}}) {
       for (const uint32_t n_entries : {8192U, 32768U}) {
-        Score(heads, HeadReduction::kSoftmax, "mass", KvType::kInt4, n_entries, GroupScore::kMass);
+        Score(heads, HeadReduction::kSoftmax, "mass", KvType::kInt4, n_entries, ChooseByMass{});
         // A quarter of the groups are candidates, by half of the columns.
-        Score(heads, HeadReduction::kSoftmax, "in stages", KvType::kInt4, n_entries, GroupScore::kMass, 0.0F,
-              n_entries / 16, heads.rank / 2);
+        Score(heads, HeadReduction::kSoftmax, "in stages", KvType::kInt4, n_entries,
+              ChooseByMass{.stages = ScoreStages{n_entries / 16, heads.rank / 2}});
       }
     }
   }

@@ -65,7 +65,7 @@ class ScoreBench {
                       .rotary_dim = shape.head_dim};
     args.sides = {.are_halves = true, .query_side = side.get(), .scales = scales.get()};
     args.index_shape = {KvType::kInt4, shape.rank, kGroupTokens, n_entries / kGroupTokens, 1};
-    args.group_score = GroupScore::kMass;
+    args.rule = ChooseByMass{};
     args.window_tokens = 64;
     args.n_pinned = 1;
     args.n_chosen = n_entries / kGroupTokens / kChosenShare;
@@ -92,8 +92,7 @@ class ScoreBench {
       fmt::print("\n");
       return;
     }
-    args.n_candidates = two.n_groups;
-    args.first_columns = two.first_columns;
+    args.rule = ChooseByMass{.stages = ScoreStages{two.n_groups, two.first_columns}};
     const double two_ms = Milliseconds(args, layers, shape.n_layers);
     fmt::print("; {} columns first, {} candidates: {:>7.2f} ms ({:.1f} times)\n", two.first_columns,
                two.n_groups * kGroupTokens, two_ms, one_ms / two_ms);

@@ -41,7 +41,7 @@ TEST_P(IndexMassTest, MassesOfGroups) {
                     .window_tokens = 10,
                     .n_pinned = 2,
                     .n_chosen = 11,
-                    .group_score = GroupScore::kMass,
+                    .rule = ChooseByMass{},
                     .tokens = {}};
         for (const uint32_t position : {5U, 9U + group, 9U + 5 * group, 9U + 43 * group}) {
           c.tokens.push_back(TokenAt(position, static_cast<uint32_t>(3 - c.tokens.size())));
@@ -63,7 +63,7 @@ TEST_P(IndexMassTest, ManyRowsOfManyColumns) {
                          .window_tokens = 10,
                          .n_pinned = 2,
                          .n_chosen = 11,
-                         .group_score = GroupScore::kMass,
+                         .rule = ChooseByMass{},
                          .tokens = {TokenAt(170, 1), TokenAt(77, 0)}});
   }
 }
@@ -86,8 +86,7 @@ TEST_P(IndexMassTest, AShareOfTheMass) {
                                  .window_tokens = 10,
                                  .n_pinned = has_pinned ? 2U : 0U,
                                  .n_chosen = n_chosen,
-                                 .group_score = GroupScore::kMass,
-                                 .mass_share = share,
+                                 .rule = ChooseByMass{.mass_share = share},
                                  .tokens = {TokenAt(5, 3), TokenAt(9 + group, 2), TokenAt(9 + 5 * group, 1),
                                             TokenAt(9 + 140 * group, 0)}});
           }
@@ -108,8 +107,7 @@ TEST_P(IndexMassTest, AShareOfTheMassOfALongContext) {
                            .reduction = HeadReduction::kPerKvHead,
                            .n_pinned = 4,
                            .n_chosen = 12000,
-                           .group_score = GroupScore::kMass,
-                           .mass_share = share,
+                           .rule = ChooseByMass{.mass_share = share},
                            .tokens = {TokenAt(11990, 0)}});
     }
   }
@@ -127,10 +125,8 @@ TEST_P(IndexMassTest, AStepMayAskForLess) {
                         .window_tokens = 10,
                         .n_pinned = 2,
                         .n_chosen = 130,
-                        .group_score = GroupScore::kMass,
-                        .mass_share = 0.9F,
+                        .rule = ChooseAndSample{.mass_share = 0.9F, .n_sampled = 10},
                         .most_chosen = most_chosen,
-                        .n_sampled = 10,
                         .tokens = {TokenAt(9 + 140 * 4, 0)}};
       SelfTestRun run(*device);
       const ScoreInputs inputs(run, c);
@@ -148,8 +144,7 @@ TEST_P(HostIndexMassTest, ThreadsDoNotChangeAShareOfTheMass) {
               .window_tokens = 64,
               .n_pinned = 1,
               .n_chosen = 5000,
-              .group_score = GroupScore::kMass,
-              .mass_share = 0.7F,
+              .rule = ChooseByMass{.mass_share = 0.7F},
               .tokens = {TokenAt(19999 + 64, 0)}};
   for (const HeadReduction reduction : {HeadReduction::kSoftmax, HeadReduction::kPerKvHead}) {
     c.reduction = reduction;
@@ -170,8 +165,7 @@ TEST_P(IndexMassTest, TiesOfMasses) {
                                .head_dim = 8,
                                .n_pinned = 3,
                                .n_chosen = n_chosen,
-                               .group_score = GroupScore::kMass,
-                               .mass_share = share,
+                               .rule = ChooseByMass{.mass_share = share},
                                .distinct_rows = distinct,
                                .tokens = {TokenAt(3999, 0)}});
         }
@@ -191,8 +185,7 @@ TEST_P(IndexMassTest, PinnedGroupsAreOfTheMass) {
                              .head_dim = 8,
                              .n_pinned = n_pinned,
                              .n_chosen = n_chosen,
-                             .group_score = GroupScore::kMass,
-                             .mass_share = share,
+                             .rule = ChooseByMass{.mass_share = share},
                              .tokens = {TokenAt(399, 0)}});
       }
     }

@@ -38,9 +38,7 @@ TEST_P(IndexSampleTest, DrawsBesideAChoice) {
                           .window_tokens = 10,
                           .n_pinned = 2,
                           .n_chosen = 11,
-                          .group_score = GroupScore::kMass,
-                          .n_sampled = n_sampled,
-                          .sample_seed = 1000 + n_sampled,
+                          .rule = ChooseAndSample{.n_sampled = n_sampled, .seed = 1000 + n_sampled},
                           .tokens = {TokenAt(5, 3), TokenAt(9 + 4 * 12, 2), TokenAt(9 + 4 * 140, 1),
                                      TokenAt(9 + 4 * 250, 0)}};
         CheckScore(*device, c);
@@ -60,9 +58,7 @@ TEST_P(IndexSampleTest, DrawsBesideAShareOfTheMass) {
                          .window_tokens = 10,
                          .n_pinned = 1,
                          .n_chosen = 200,
-                         .group_score = GroupScore::kMass,
-                         .mass_share = 0.5F,
-                         .n_sampled = 60,
+                         .rule = ChooseAndSample{.mass_share = 0.5F, .n_sampled = 60},
                          .tokens = {TokenAt(9 + 4 * 500, 0)}});
   }
 }
@@ -77,8 +73,7 @@ TEST_P(IndexSampleTest, DrawsFromALongContext) {
                          .reduction = HeadReduction::kPerKvHead,
                          .n_pinned = 4,
                          .n_chosen = 400,
-                         .group_score = GroupScore::kMass,
-                         .n_sampled = 400,
+                         .rule = ChooseAndSample{.n_sampled = 400},
                          .distinct_rows = 700,
                          .tokens = {TokenAt(8990, 0)}});
   }

@@ -26,6 +26,11 @@ INSTANTIATE_TEST_SUITE_P(Modes, IndexStagesTest,
 
 INSTANTIATE_TEST_SUITE_P(Modes, HostIndexStagesTest, ::testing::ValuesIn(HostModes()), ModeName);
 
+ChoiceRule InStages(bool by_mass, const ScoreStages& stages) {
+  if (by_mass) return ChooseByMass{.stages = stages};
+  return ChooseByLargest{.stages = stages};
+}
+
 // Every type and reduction, in a batch whose sequences have nothing, fewer groups than candidates, as many,
 // one more, and all.
 TEST_P(IndexStagesTest, ChoosesForABatch) {
@@ -50,12 +55,11 @@ TEST_P(IndexStagesTest, ChoosesForABatch) {
                       .n_chosen = 11,
                       .norms = turn % 2 == 0,
                       .halves = turn % 3 == 0,
-                      .group_score = reduction != HeadReduction::kSum && turn % 2 != 0 ? GroupScore::kMass
-                                                                                       : GroupScore::kLargest,
-                      .n_candidates = 20,
-                      .first_columns = turn % 4 == 0   ? rank
-                                       : turn % 4 == 1 ? 8U
-                                                       : turn % 12 + 1,
+                      .rule = InStages(reduction != HeadReduction::kSum && turn % 2 != 0,
+                                       {.n_candidates = 20,
+                                        .first_columns = turn % 4 == 0   ? rank
+                                                         : turn % 4 == 1 ? 8U
+                                                                         : turn % 12 + 1}),
                       .tokens = {}};
           for (const uint32_t n_groups : {0U, 3U, 20U, 21U, 64U, 85U})
             c.tokens.push_back(TokenAt(9 + n_groups * group, static_cast<uint32_t>(5 - c.tokens.size())));
@@ -82,9 +86,7 @@ TEST_P(IndexStagesTest, AnyNumberOfCandidates) {
                              .window_tokens = 10,
                              .n_pinned = 2,
                              .n_chosen = 30,
-                             .group_score = turn % 4 < 2 ? GroupScore::kMass : GroupScore::kLargest,
-                             .n_candidates = n_candidates,
-                             .first_columns = turn % 2 == 0 ? 8U : 24U,
+                             .rule = InStages(turn % 4 < 2, {n_candidates, turn % 2 == 0 ? 8U : 24U}),
                              .tokens = {TokenAt(9 + (n_groups - turn % 3) * group, 0)}});
       }
     }
@@ -105,11 +107,8 @@ TEST_P(IndexStagesTest, AShareOfTheMass) {
                                .window_tokens = 10,
                                .n_pinned = 2,
                                .n_chosen = 60,
-                               .group_score = GroupScore::kMass,
-                               .mass_share = share,
+                               .rule = ChooseByMass{.mass_share = share, .stages = ScoreStages{124, 8}},
                                .most_chosen = most,
-                               .n_candidates = 124,
-                               .first_columns = 8,
                                .tokens = {TokenAt(1209, 0), TokenAt(700, 1)}});
         }
       }
@@ -129,8 +128,7 @@ TEST_P(IndexStagesTest, Ties) {
                              .reduction = HeadReduction::kSum,
                              .n_pinned = std::min(n_chosen, 3U),
                              .n_chosen = n_chosen,
-                             .n_candidates = 400,
-                             .first_columns = 4,
+                             .rule = ChooseByLargest{.stages = ScoreStages{400, 4}},
                              .distinct_rows = distinct,
                              .tokens = {TokenAt(3999, 0)}});
       }
@@ -156,9 +154,7 @@ TEST_P(IndexStagesTest, ShapesOfModels) {
                            .window_tokens = 64,
                            .n_pinned = 1,
                            .n_chosen = 64,
-                           .group_score = GroupScore::kMass,
-                           .n_candidates = 200,
-                           .first_columns = std::min(shape.rank, 32U),
+                           .rule = ChooseByMass{.stages = ScoreStages{200, std::min(shape.rank, 32U)}},
                            .tokens = {TokenAt(2863, 1), TokenAt(1234, 0)}});
     }
   }
@@ -173,9 +169,7 @@ TEST_P(HostIndexStagesTest, ThreadsDoNotChangeAChoice) {
               .window_tokens = 64,
               .n_pinned = 1,
               .n_chosen = 400,
-              .group_score = GroupScore::kMass,
-              .n_candidates = 1200,
-              .first_columns = 8,
+              .rule = ChooseByMass{.stages = ScoreStages{1200, 8}},
               .tokens = {TokenAt(19999 + 64, 0)}};
   for (const HeadReduction reduction : {HeadReduction::kSoftmax, HeadReduction::kGqa}) {
     c.reduction = reduction;
@@ -194,8 +188,7 @@ TEST_P(HostIndexStagesTest, AQueryOfNaNsChoosesGroupsThatAreThere) {
                         .reduction = reduction,
                         .n_pinned = 1,
                         .n_chosen = 50,
-                        .n_candidates = 80,
-                        .first_columns = 12,
+                        .rule = ChooseByLargest{.stages = ScoreStages{80, 12}},
                         .tokens = {TokenAt(799, 0)}};
       SelfTestRun run(*device);
       ScoreInputs inputs(run, c);

@@ -39,7 +39,7 @@ TEST_P(IndexWeightTest, UntilTheWeightIsSpent) {
                                .window_tokens = 10,
                                .n_pinned = n_pinned,
                                .n_chosen = n_pinned + most_weight,
-                               .most_weight = most_weight,
+                               .rule = ChooseByWeight{.most_weight = most_weight},
                                .tokens = {TokenAt(5, 3), TokenAt(10, 2), TokenAt(16, 1), TokenAt(149, 0)}});
         }
       }
@@ -61,9 +61,10 @@ TEST_P(IndexWeightTest, RankedByScorePerWeight) {
                              .window_tokens = 10,
                              .n_pinned = 2,
                              .n_chosen = 2 + most_weight,
-                             .group_score = has_masses ? GroupScore::kMass : GroupScore::kLargest,
-                             .most_weight = most_weight,
-                             .per_weight = true,
+                             .rule = ChooseByWeight{.group_score =
+                                                        has_masses ? GroupScore::kMass : GroupScore::kLargest,
+                                                    .most_weight = most_weight,
+                                                    .per_weight = true},
                              .tokens = {TokenAt(5, 3), TokenAt(10, 2), TokenAt(16, 1), TokenAt(149, 0)}});
       }
     }
@@ -81,7 +82,7 @@ TEST_P(IndexWeightTest, WhereNothingWeighsAnythingThePinnedGroupsAreTheChoice) {
                 .tokens = {TokenAt(59, 0)}};
     SelfTestRun run(*device);
     ScoreInputs inputs(run, c);
-    inputs.args.weights = run.Zeros(60 * sizeof(uint32_t));
+    inputs.args.rule = ChooseByWeight{.weights = run.Zeros(60 * sizeof(uint32_t))};
     run.Run([&](CommandList& list) { return list.ScoreAndSelect(inputs.args); });
     const auto chosen = Download<uint32_t>(run, inputs.args.chosen, 3);
     EXPECT_EQ(chosen, (std::vector<uint32_t>{2, 0, 1}));
@@ -102,8 +103,7 @@ TEST_P(IndexWeightTest, Ties) {
                                .reduction = HeadReduction::kSum,
                                .n_pinned = 3,
                                .n_chosen = 3 + most_weight,
-                               .most_weight = most_weight,
-                               .per_weight = per_weight,
+                               .rule = ChooseByWeight{.most_weight = most_weight, .per_weight = per_weight},
                                .distinct_rows = distinct,
                                .tokens = {TokenAt(999, 0)}});
         }
@@ -115,16 +115,16 @@ TEST_P(IndexWeightTest, Ties) {
 TEST_P(IndexWeightTest, ManyClusters) {
   for (Device* device : devices_) {
     for (const uint32_t most_weight : {400U, 6000U}) {
-      CheckScore(*device, {.index = {KvType::kInt8, 16, 1, 8192, 1},
-                           .n_heads = 4,
-                           .n_kv_heads = 2,
-                           .head_dim = 8,
-                           .reduction = HeadReduction::kPerKvHead,
-                           .n_pinned = 1,
-                           .n_chosen = 1 + most_weight,
-                           .most_weight = most_weight,
-                           .per_weight = most_weight == 6000,
-                           .tokens = {TokenAt(8100, 0)}});
+      CheckScore(*device,
+                 {.index = {KvType::kInt8, 16, 1, 8192, 1},
+                  .n_heads = 4,
+                  .n_kv_heads = 2,
+                  .head_dim = 8,
+                  .reduction = HeadReduction::kPerKvHead,
+                  .n_pinned = 1,
+                  .n_chosen = 1 + most_weight,
+                  .rule = ChooseByWeight{.most_weight = most_weight, .per_weight = most_weight == 6000},
+                  .tokens = {TokenAt(8100, 0)}});
     }
   }
 }

@@ -72,8 +72,9 @@ struct ChosenMass {
 ChosenMass ChosenMassReference(std::span<const double> scores, uint32_t n_pinned,
                                std::span<const uint32_t> chosen);
 
-// Whether ScoreArgs::mass_share ends a choice where it should, where shares are found to within `tolerance`:
-// the pinned groups and one more at least, n_chosen at most; no fewer than reach the share, and no more.
+// Whether ChooseByMass::mass_share ends a choice where it should, where shares are found to within
+// `tolerance`: the pinned groups and one more at least, n_chosen at most; no fewer than reach the share, and
+// no more.
 ::testing::AssertionResult EndsAtMassShare(std::span<const double> scores, uint32_t n_pinned,
                                            uint32_t n_chosen, float mass_share, double tolerance,
                                            std::span<const uint32_t> chosen);

@@ -1,4 +1,4 @@
-// The scalar reference of drawing groups at random (ScoreArgs::n_sampled), in double.
+// The scalar reference of drawing groups at random (ChooseAndSample), in double.
 #pragma once
 
 #include <gtest/gtest.h>

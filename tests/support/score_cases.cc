@@ -21,20 +21,29 @@
 namespace kvrun::testing {
 namespace {
 
+std::string Describe(const ChoiceRule& rule) {
+  std::string text;
+  if (GroupScoreOf(rule) == GroupScore::kMass) text += "mass (" + std::to_string(MassShareOf(rule)) + "), ";
+  if (const auto* by_weight = std::get_if<ChooseByWeight>(&rule)) {
+    text += "weight " + std::to_string(by_weight->most_weight) + ", ";
+    if (by_weight->per_weight) text += "per weight, ";
+  }
+  if (const auto* and_sample = std::get_if<ChooseAndSample>(&rule))
+    text += std::to_string(and_sample->n_sampled) + " drawn, ";
+  if (const ScoreStages* stages = StagesOf(rule)) {
+    text += std::to_string(stages->n_candidates) + " candidates by " + std::to_string(stages->first_columns) +
+            " columns, ";
+  }
+  return text;
+}
+
 std::string Describe(const ScoreCase& c) {
   return std::string(IndexTypeName(c.index.type)) + ", rank " + std::to_string(c.index.rank) +
          ", groups of " + std::to_string(c.index.group_tokens) + " (" + std::to_string(c.index.rows()) +
          " rows), " + std::to_string(c.n_heads) + "/" + std::to_string(c.n_kv_heads) + " heads of " +
          std::to_string(c.head_dim) + ", reduction " + std::to_string(static_cast<int>(c.reduction)) +
          (c.query_form == QueryForm::kSigned ? ", signed" : "") +
-         (c.query_form == QueryForm::kAffine ? ", affine" : "") +
-         (c.group_score == GroupScore::kMass ? ", mass (" + std::to_string(c.mass_share) + "), " : ", ") +
-         (c.most_weight != 0 ? "weight " + std::to_string(c.most_weight) + ", " : "") +
-         (c.per_weight ? "per weight, " : "") +
-         (c.n_sampled != 0 ? std::to_string(c.n_sampled) + " drawn, " : "") +
-         (c.n_candidates != 0 ? std::to_string(c.n_candidates) + " candidates by " +
-                                    std::to_string(c.first_columns) + " columns, "
-                              : "") +
+         (c.query_form == QueryForm::kAffine ? ", affine" : "") + ", " + Describe(c.rule) +
          std::to_string(c.n_chosen) + " of " + std::to_string(c.index.n_groups) + ", " +
          std::to_string(c.tokens.size()) + " tokens from " + std::to_string(c.tokens[0].position);
 }
@@ -106,7 +115,7 @@ double ScoreTolerance(Device& device, const ScoreCase& c, double magnitude, doub
   double product = (3.0 * c.head_dim + c.n_heads + c.index.rank + 64) * kRoundoff * magnitude;
   if (RoundsActivations(device) && c.index.type == KvType::kInt4) product += RoundedProduct(c, magnitude);
   if (c.reduction == HeadReduction::kSum) return product;
-  const double mass = c.group_score == GroupScore::kMass ? score * c.index.rows() * kRoundoff : 0.0;
+  const double mass = GroupScoreOf(c.rule) == GroupScore::kMass ? score * c.index.rows() * kRoundoff : 0.0;
   if (AsHost(device) != nullptr) {
     const double sums = (1.0 * c.index.n_groups * c.index.rows() + c.n_heads + 16) * kRoundoff;
     return score * (2 * product + 2 * kRoundoff * (4 + 128) + sums) + mass;
@@ -124,19 +133,19 @@ double ShareTolerance(size_t n_groups, double share) {
 }
 
 // No more than may be; and with any that is left out it might be more, or nothing is.
-void ExpectWeight(const ScoreCase& c, size_t n_groups, std::span<const uint32_t> weights,
-                  std::span<const uint32_t> found) {
+void ExpectWeight(const ScoreCase& c, uint32_t most_weight, size_t n_groups,
+                  std::span<const uint32_t> weights, std::span<const uint32_t> found) {
   uint32_t weight = 0;
   for (uint32_t i = 1; i <= found[0]; ++i) {
     if (found[i] < c.n_pinned) continue;
     EXPECT_GT(weights[found[i]], 0U) << "group " << found[i] << ": " << Describe(c);
     weight += weights[found[i]];
   }
-  EXPECT_LE(weight, c.most_weight) << Describe(c);
+  EXPECT_LE(weight, most_weight) << Describe(c);
   uint64_t all = 0;
   for (size_t g = c.n_pinned; g < n_groups; ++g) all += weights[g];
   if (weight != all) {
-    EXPECT_GT(weight + kLargestWeight, c.most_weight) << Describe(c);
+    EXPECT_GT(weight + kLargestWeight, most_weight) << Describe(c);
   }
 }
 
@@ -156,26 +165,26 @@ std::span<const float> ScoresOf(Device& device, const ScoreCase& c, const ScoreA
 }
 
 // Whether not all groups that a token can choose from are candidates.
-bool HasStages(const ScoreCase& c, size_t token) {
+bool HasStages(const ScoreCase& c, const ScoreStages& stages, size_t token) {
   const uint32_t n_groups =
       ChoosableEntriesReference(c.tokens[token].position, c.window_tokens, c.index.group_tokens) /
       c.index.group_tokens;
-  return c.n_candidates != 0 && n_groups > c.n_candidates;
+  return n_groups > stages.n_candidates;
 }
 
 // The candidates of a token with two stages, where a device's plan says where they are: ascending.
 // The scores are then theirs, one after another.
-std::span<const uint32_t> CandidatesOf(Device& device, const ScoreCase& c, const ScoreArgs& args,
+std::span<const uint32_t> CandidatesOf(Device& device, const ScoreArgs& args,
                                        std::span<const uint32_t> scratch, size_t token) {
+  const uint32_t n_candidates = StagesOf(args.rule)->n_candidates;
   if (AsHost(device) != nullptr) {
     const host::ScoreLayout layout = host::LayOutScores(args);
-    return scratch.subspan(layout.candidates_begin + token * host::ScoreLayout::candidate_words(args) + 1,
-                           c.n_candidates);
+    return scratch.subspan(layout.candidates_begin + token * layout.candidate_words + 1, n_candidates);
   }
   const VulkanComputeDevice* vulkan = AsVulkan(device);
   if (vulkan == nullptr) return {};
   const ScorePlan plan = PlanScore(vulkan->plan(), vulkan->is_cpu(), args);
-  return scratch.subspan(plan.candidates_begin + token * plan.candidate_words + 1, c.n_candidates);
+  return scratch.subspan(plan.candidates_begin + token * plan.candidate_words + 1, n_candidates);
 }
 
 // Ascending groups, those that are pinned among them, and none for which a better one was left out.
@@ -209,18 +218,19 @@ std::vector<std::vector<uint32_t>> CandidatesOfTokens(Device& device, const Scor
                                                       const ScoreInputs& inputs,
                                                       std::span<const uint32_t> scratch) {
   std::vector<std::vector<uint32_t>> candidates(c.tokens.size());
-  if (c.n_candidates == 0) return candidates;
-  const std::vector<GroupScores> first = ScoreFirstReference(inputs.reference, c.first_columns);
+  const ScoreStages* const stages = StagesOf(c.rule);
+  if (stages == nullptr) return candidates;
+  const std::vector<GroupScores> first = ScoreFirstReference(inputs.reference, stages->first_columns);
   for (size_t token = 0; token < c.tokens.size(); ++token) {
-    if (!HasStages(c, token)) continue;
-    const auto found = CandidatesOf(device, c, inputs.args, scratch, token);
+    if (!HasStages(c, *stages, token)) continue;
+    const auto found = CandidatesOf(device, inputs.args, scratch, token);
     if (!found.empty()) {
       ExpectGoodCandidates(device, c, first[token], found);
       candidates[token].assign(found.begin(), found.end());
       continue;
     }
     const std::vector<float> scores(first[token].scores.begin(), first[token].scores.end());
-    candidates[token] = SelectGroupsReference(scores, c.n_pinned, c.n_candidates);
+    candidates[token] = SelectGroupsReference(scores, c.n_pinned, stages->n_candidates);
   }
   return candidates;
 }
@@ -245,17 +255,19 @@ void ExpectScores(Device& device, const ScoreCase& c, std::span<const float> sco
     ASSERT_NEAR(scores[g], score, ScoreTolerance(device, c, expected.magnitude, score))
         << "group " << g << " of list " << list << ": " << Describe(c);
   }
-  if (c.mass_share != 0.0F) {
+  const float share = MassShareOf(c.rule);
+  const auto* const by_weight = std::get_if<ChooseByWeight>(&c.rule);
+  if (share != 0.0F) {
     ASSERT_LE(found[0], c.n_wanted());
     EXPECT_TRUE(EndsAtMassShare(std::vector<double>(scores.begin(), scores.end()), c.n_pinned, c.n_wanted(),
-                                c.mass_share, ShareTolerance(scores.size(), c.mass_share),
-                                found.subspan(1, found[0])))
+                                share, ShareTolerance(scores.size(), share), found.subspan(1, found[0])))
         << "list " << list << ": " << Describe(c);
   }
   const std::vector<uint32_t> groups =
-      c.most_weight != 0
-          ? SelectWeightedReference(scores, weights, c.n_pinned, c.most_weight, c.per_weight)
-          : SelectGroupsReference(scores, c.n_pinned, c.mass_share != 0.0F ? found[0] : c.n_wanted());
+      by_weight != nullptr
+          ? SelectWeightedReference(scores, weights, c.n_pinned, by_weight->most_weight,
+                                    by_weight->per_weight)
+          : SelectGroupsReference(scores, c.n_pinned, share != 0.0F ? found[0] : c.n_wanted());
   ASSERT_EQ(found[0], groups.size()) << "list " << list << ": " << Describe(c);
   EXPECT_TRUE(std::equal(groups.begin(), groups.end(), found.begin() + 1))
       << "list " << list << ": " << Describe(c);
@@ -270,7 +282,10 @@ void ExpectGoodChoice(Device& device, const ScoreCase& c, size_t list, const Gro
   SCOPED_TRACE(::testing::Message() << "list " << list << ": " << Describe(c));
   const size_t n_groups = expected.scores.size();
   ASSERT_LE(found[0], std::min<size_t>(n_groups, c.n_wanted()));
-  if (c.mass_share == 0.0F && c.most_weight == 0) {
+  const float share = MassShareOf(c.rule);
+  const auto* const by_weight = std::get_if<ChooseByWeight>(&c.rule);
+  const bool per_weight = by_weight != nullptr && by_weight->per_weight;
+  if (share == 0.0F && by_weight == nullptr) {
     ASSERT_EQ(found[0], std::min<size_t>(n_groups, c.n_wanted()));
   }
   std::vector<bool> is_chosen(n_groups);
@@ -283,37 +298,37 @@ void ExpectGoodChoice(Device& device, const ScoreCase& c, size_t list, const Gro
   double best_left_out = -std::numeric_limits<double>::infinity();
   std::map<double, size_t> left_out;  // the lowest group of a score
   for (size_t g = 0; g < n_groups; ++g) {
-    const double weight = c.per_weight ? std::max(weights[g], 1U) : 1.0;
+    const double weight = per_weight ? std::max(weights[g], 1U) : 1.0;
     const double score = expected.scores[g] / weight;
     double tolerance = ScoreTolerance(device, c, expected.magnitude, expected.scores[g]) / weight;
-    if (c.per_weight) tolerance += 5 * kRoundoff * std::abs(score);  // Vulkan's division
+    if (per_weight) tolerance += 5 * kRoundoff * std::abs(score);  // Vulkan's division
     if (!is_chosen[g]) {
       EXPECT_TRUE(g >= c.n_pinned || g >= found[0]) << "group " << g << " is pinned";
-      if (c.most_weight != 0 && weights[g] == 0) continue;
+      if (by_weight != nullptr && weights[g] == 0) continue;
       best_left_out = std::max(best_left_out, score - tolerance);
       left_out.try_emplace(score, g);
     } else if (g >= c.n_pinned) {
       worst_chosen = std::min(worst_chosen, score + tolerance);
       const auto same = left_out.find(score);
-      EXPECT_TRUE(c.distinct_rows == 0 || c.group_score == GroupScore::kMass || same == left_out.end())
+      EXPECT_TRUE(c.distinct_rows == 0 || GroupScoreOf(c.rule) == GroupScore::kMass || same == left_out.end())
           << "group " << g << ", but not " << same->second;
     }
   }
   EXPECT_GE(worst_chosen, best_left_out);
-  if (c.mass_share == 0.0F || n_groups == 0) return;
+  if (share == 0.0F || n_groups == 0) return;
   // Of all scores and of those that are chosen; and of the worst, which may be another.
-  const double scores_tolerance = 3 * ScoreTolerance(device, c, expected.magnitude, c.mass_share);
-  EXPECT_TRUE(EndsAtMassShare(expected.scores, c.n_pinned, c.n_wanted(), c.mass_share,
-                              scores_tolerance + ShareTolerance(n_groups, c.mass_share),
+  const double scores_tolerance = 3 * ScoreTolerance(device, c, expected.magnitude, share);
+  EXPECT_TRUE(EndsAtMassShare(expected.scores, c.n_pinned, c.n_wanted(), share,
+                              scores_tolerance + ShareTolerance(n_groups, share),
                               found.subspan(1, found[0])));
 }
 
 // What is drawn follows from the scores that were found.
-void ExpectSample(const ScoreCase& c, std::span<const float> scores, size_t list,
+void ExpectSample(const ScoreCase& c, uint32_t seed, std::span<const float> scores, size_t list,
                   std::span<const uint32_t> found) {
   const uint32_t position = c.tokens[list / c.lists_of_token()].position;
   const auto place = static_cast<uint32_t>(list % c.lists_of_token());
-  const double offset = SampleOffset(c.sample_seed, position, place) * 0x1p-18;
+  const double offset = SampleOffset(seed, position, place) * 0x1p-18;
   EXPECT_TRUE(IsSample(std::vector<double>(scores.begin(), scores.end()), c.choice_list(), offset, found))
       << "list " << list << ": " << Describe(c);
   const std::span<const uint32_t> sampled = found.subspan(c.choice_list().sampled_begin());
@@ -360,7 +375,7 @@ ScoreInputs::ScoreInputs(SelfTestRun& run, const ScoreCase& c)
                .index = index,
                .shape = c.index,
                .reduction = c.reduction,
-               .group_score = c.group_score,
+               .group_score = GroupScoreOf(c.rule),
                .window_tokens = c.window_tokens,
                .query_form = c.query_form};
   args = {.query = PoisonedBuffer(run, std::vector<double>(query.begin(), query.end())),
@@ -382,20 +397,14 @@ ScoreInputs::ScoreInputs(SelfTestRun& run, const ScoreCase& c)
           .n_pinned = c.n_pinned,
           .n_chosen = c.n_chosen,
           .query_form = c.query_form,
-          .group_score = c.group_score,
-          .mass_share = c.mass_share,
-          .n_sampled = c.n_sampled,
-          .sample_seed = c.sample_seed,
-          .n_candidates = c.n_candidates,
-          .first_columns = c.first_columns,
+          .rule = c.rule,
           .scratch = nullptr,
           .chosen = PoisonedBuffer(run, Untouched(c.n_lists() * c.choice_list().words()))};
   args.sides.are_halves = c.query_form == QueryForm::kProjected;
   if (c.query_form == QueryForm::kProjected) args.sides.query_side = run.Halves(query_side);
   if (c.query_form == QueryForm::kAffine) args.sides.query_side = run.Floats(query_side);
-  if (c.most_weight != 0) args.weights = run.Floats(WordsAsFloats(weights));
-  args.most_weight = c.most_weight;
-  args.per_weight = c.per_weight;
+  if (auto* by_weight = std::get_if<ChooseByWeight>(&args.rule))
+    by_weight->weights = run.Floats(WordsAsFloats(weights));
   scratch_words = run.device().ScoreScratchBytes(args) / sizeof(uint32_t);
   args.scratch = PoisonedBuffer(run, Untouched(scratch_words));
 }
@@ -422,10 +431,12 @@ void ExpectChoice(SelfTestRun& run, const ScoreCase& c, const ScoreInputs& input
     if (!::testing::Test::HasFatalFailure()) {
       ExpectGoodChoice(run.device(), c, list, expected[list], weights, found);
     }
-    if (c.most_weight != 0) ExpectWeight(c, expected[list].scores.size(), weights, found);
+    if (const auto* by_weight = std::get_if<ChooseByWeight>(&c.rule))
+      ExpectWeight(c, by_weight->most_weight, expected[list].scores.size(), weights, found);
     if (::testing::Test::HasFatalFailure()) return;
     ExpectUntouched(std::span(found).subspan(1 + found[0]), "what follows a list: " + Describe(c));
-    if (c.n_sampled != 0 && !scores.empty()) ExpectSample(c, scores, list, whole);
+    const auto* const and_sample = std::get_if<ChooseAndSample>(&c.rule);
+    if (and_sample != nullptr && !scores.empty()) ExpectSample(c, and_sample->seed, scores, list, whole);
   }
   ExpectUntouched(std::span(chosen).last(kBeyond), "what follows the lists: " + Describe(c));
   ExpectUntouched(std::span(words).last(kBeyond), "what follows scratch: " + Describe(c));

@@ -31,16 +31,9 @@ struct ScoreCase {
   bool norms = false;
   bool halves = false;
   bool rotates_all = false;  // of a head; else half of it
-  GroupScore group_score = GroupScore::kLargest;
-  float mass_share = 0.0F;
+  ChoiceRule rule = {};      // by weight: without a buffer, groups weigh 0 to kLargestWeight, by chance
   uint32_t most_chosen = 0;  // of the step, where it is less than n_chosen; 0: no less
-  uint32_t n_sampled = 0;
-  uint32_t sample_seed = 0;
-  uint32_t most_weight = 0;  // above 0: groups weigh 0 to kLargestWeight, by chance
-  bool per_weight = false;
   QueryForm query_form = QueryForm::kProjected;
-  uint32_t n_candidates = 0;  // as in ScoreArgs
-  uint32_t first_columns = 0;
   float score_scale = 0.0F;    // as in AttentionArgs
   uint32_t distinct_rows = 0;  // index rows repeat after so many; 0: they do not
   std::vector<StepToken> tokens;
@@ -52,7 +45,7 @@ struct ScoreCase {
   size_t lists_of_token() const { return reduction == HeadReduction::kPerKvHead ? n_kv_heads : 1; }
   size_t n_lists() const { return tokens.size() * lists_of_token(); }
   uint32_t n_wanted() const { return most_chosen == 0 ? n_chosen : std::min(most_chosen, n_chosen); }
-  ChoiceList choice_list() const { return {n_chosen, n_sampled}; }
+  ChoiceList choice_list() const { return ChoiceListOf(rule, n_chosen); }
 };
 
 template <typename T>
@@ -80,7 +73,7 @@ struct ScoreInputs {
   std::vector<float> query_side;
   std::vector<float> scales;
   std::vector<uint32_t> index;
-  std::vector<uint32_t> weights;  // as ScoreArgs::weights
+  std::vector<uint32_t> weights;  // as ChooseByWeight::weights
   ScoreReferenceArgs reference;
   ScoreArgs args;
   size_t scratch_words = 0;

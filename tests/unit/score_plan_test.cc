@@ -65,7 +65,7 @@ std::vector<Section> SectionsOf(const ScorePlan& plan, const ScoreArgs& args) {
   if (plan.has_stages) {
     sections.push_back({plan.first_z_begin, tokens * plan.n_first_rows * index.rank});
     AddSections(plan, plan.first, args, sections);
-    sections.push_back({plan.candidates_begin, tokens * (1 + args.n_candidates)});
+    sections.push_back({plan.candidates_begin, tokens * (1 + StagesOf(args.rule)->n_candidates)});
   }
   std::sort(sections.begin(), sections.end(), [](const auto& a, const auto& b) { return a.begin < b.begin; });
   return sections;
@@ -111,7 +111,7 @@ void CheckStages(const ScorePlan& plan, const ScoreArgs& args) {
   EXPECT_EQ(plan.first.z_begin, plan.first_z_begin);
   EXPECT_EQ(plan.first.stage, static_cast<uint32_t>(KVRUN_SCORE_FIRST));
   EXPECT_EQ(plan.groups.stage, static_cast<uint32_t>(KVRUN_SCORE_CANDIDATES));
-  EXPECT_EQ(plan.candidate_words, 1 + args.n_candidates);
+  EXPECT_EQ(plan.candidate_words, 1 + StagesOf(args.rule)->n_candidates);
   CheckPass(plan, plan.first, args, args.index_shape.n_groups);
 }
 
@@ -128,11 +128,12 @@ void CheckPlan(const DevicePlan& device, bool is_cpu, const ScoreArgs& args) {
     end = section.begin + section.words;
   }
   EXPECT_LE(end, plan.scratch_words);
-  ASSERT_EQ(plan.has_stages, args.n_candidates != 0 && index.n_groups > args.n_candidates);
+  const ScoreStages* const stages = StagesOf(args.rule);
+  ASSERT_EQ(plan.has_stages, stages != nullptr && index.n_groups > stages->n_candidates);
   if (plan.has_stages) CheckStages(plan, args);
   EXPECT_EQ(plan.groups.n_rows, plan.n_rows);
   EXPECT_EQ(plan.groups.z_begin, plan.z_begin);
-  CheckPass(plan, plan.groups, args, plan.has_stages ? args.n_candidates : index.n_groups);
+  CheckPass(plan, plan.groups, args, plan.has_stages ? stages->n_candidates : index.n_groups);
   EXPECT_LE(plan.local_size, 128U);
 }
 
@@ -160,13 +161,14 @@ TEST(ScorePlan, EveryRowAndEntryHasItsPlace) {
                 ScoreArgs args = ArgsOf(n_heads, n_kv_heads, reduction, index, n_tokens);
                 CheckPlan(device, is_cpu, args);
                 if (reduction != HeadReduction::kSum) {
-                  args.group_score = GroupScore::kMass;
+                  args.rule = ChooseByMass{};
                   CheckPlan(device, is_cpu, args);
                 }
                 if (reduction == HeadReduction::kPerKvHead) continue;
-                args.first_columns = 8;
                 for (const uint32_t n_candidates : {9U, 42U, 5000U}) {
-                  args.n_candidates = n_candidates;
+                  const ScoreStages stages{.n_candidates = n_candidates, .first_columns = 8};
+                  args.rule = ChooseByMass{.stages = stages};
+                  if (reduction == HeadReduction::kSum) args.rule = ChooseByLargest{.stages = stages};
                   CheckPlan(device, is_cpu, args);
                 }
               }
@@ -197,9 +199,9 @@ TEST(ScorePlan, WhatIsKeptIsInTheBudget) {
       for (const uint32_t n_candidates : {0U, 2048 / rows}) {
         const IndexShape index{KvType::kInt4, 64, rows, 8192 / rows, 1};
         ScoreArgs args = ArgsOf(32, 8, HeadReduction::kSoftmax, index, 1);
-        args.group_score = GroupScore::kMass;
-        args.n_candidates = n_candidates;
-        args.first_columns = 32;
+        ChooseByMass by_mass;
+        if (n_candidates != 0) by_mass.stages = ScoreStages{n_candidates, 32};
+        args.rule = by_mass;
         const ScorePlan plan = PlanScore({}, is_cpu, args);
         EXPECT_EQ(plan.groups.keeps, rows >= 2);  // of a CPU, as they are more than one dispatch takes
         const uint64_t others = uint64_t{plan.n_rows} * (64 + 2 * plan.groups.workgroups) * 4 +
@@ -214,8 +216,7 @@ TEST(ScorePlan, WhatIsKeptIsInTheBudget) {
 TEST(ScorePlan, FewRowsFirst) {
   const IndexShape index{KvType::kInt4, 24, 4, 100, 1};
   ScoreArgs args = ArgsOf(9, 3, HeadReduction::kSoftmax, index, 1);
-  args.n_candidates = 20;
-  args.first_columns = 16;
+  args.rule = ChooseByLargest{.stages = ScoreStages{20, 16}};
   const ScorePlan plan = PlanScore({}, false, args);
   EXPECT_EQ(plan.first.heads, 3U);
   EXPECT_EQ(plan.groups.heads, 9U);
@@ -274,8 +275,7 @@ TEST(ScorePlan, ACpuProjectsAQueryWhereItScores) {
   args.attention.kv_shape.head_dim = 2 * KVRUN_MAX_PROJECTED_HEAD_DIM;
   EXPECT_FALSE(projects(args)) << "wider than it has memory for";
   args = ArgsOf(9, 3, HeadReduction::kSoftmax, index, 1);
-  args.n_candidates = 20;
-  args.first_columns = 16;
+  args.rule = ChooseByLargest{.stages = ScoreStages{20, 16}};
   EXPECT_FALSE(projects(args)) << "the first stage needs z before";
   const IndexShape wide{KvType::kInt4, KVRUN_SHARED_INDEX_RANK + 1, 4, 100, 1};
   EXPECT_FALSE(projects(ArgsOf(9, 3, HeadReduction::kSoftmax, wide, 1)));

@@ -121,8 +121,8 @@ void Score(ThreadPool& pool, const ScoreArgs& args, const ScoreLayout& layout, b
   const bool rounds = KVRUN_SCORES_ROUNDED && !exact && shape.type == KvType::kInt4 && shape.rank % 2 == 0;
   const StageMemory all(args, layout.n_rows, shape.rank, n_entries, pool.size());
   std::optional<StageMemory> first;
-  if (args.n_candidates != 0)
-    first.emplace(args, layout.n_first_rows, args.first_columns, n_entries, pool.size());
+  if (const ScoreStages* stages = StagesOf(args.rule))
+    first.emplace(args, layout.n_first_rows, stages->first_columns, n_entries, pool.size());
   pool.ReserveScratch(std::max(all.n_bytes(), first ? first->n_bytes() : 0));
   const auto* step = Data<StepParams>(args.attention.step);
   float* const scratch = Data<float>(args.scratch);
@@ -195,15 +195,18 @@ ScoreLayout LayOutScores(const ScoreArgs& args) {
   take(n_tokens * layout.n_rows * args.index_shape.rank);
   if (args.reduction != HeadReduction::kSum) layout.softmaxes_begin = take(kScoreSpans * layout.n_rows * 2);
   layout.scores_begin = take(n_tokens * layout.n_lists * args.index_shape.n_groups);
-  if (args.n_candidates != 0) {
+  if (const ScoreStages* stages = StagesOf(args.rule)) {
     layout.n_first_rows = args.reduction == HeadReduction::kSum ? 1 : args.attention.kv_shape.n_kv_heads;
-    layout.first_z_begin = take(size_t{layout.n_first_rows} * args.first_columns);
+    layout.first_z_begin = take(size_t{layout.n_first_rows} * stages->first_columns);
     layout.first_scores_begin = take(args.index_shape.n_groups);
-    layout.candidates_begin = take(n_tokens * ScoreLayout::candidate_words(args));
+    layout.candidate_words = size_t{1} + stages->n_candidates;
+    layout.candidates_begin = take(n_tokens * layout.candidate_words);
     // Rows may be read on for 16 bytes.
-    layout.copy_begin = take(size_t{args.n_candidates} * args.index_shape.group_words() + 4);
+    layout.copy_begin = take(size_t{stages->n_candidates} * args.index_shape.group_words() + 4);
   }
-  if (args.per_weight) layout.divided_begin = take(n_tokens * layout.n_lists * args.index_shape.n_groups);
+  const auto* const by_weight = std::get_if<ChooseByWeight>(&args.rule);
+  if (by_weight != nullptr && by_weight->per_weight)
+    layout.divided_begin = take(n_tokens * layout.n_lists * args.index_shape.n_groups);
   return layout;
 }
 
@@ -214,12 +217,13 @@ uint32_t ChoosableGroups(const ScoreArgs& args, uint32_t position) {
 }
 
 bool HasStages(const ScoreArgs& args, uint32_t n_groups) {
-  return args.n_candidates != 0 && n_groups > args.n_candidates;
+  const ScoreStages* const stages = StagesOf(args.rule);
+  return stages != nullptr && n_groups > stages->n_candidates;
 }
 
 void MeanQueries(const ScoreArgs& args, const ScoreLayout& layout, size_t token) {
   const size_t rank = args.index_shape.rank;
-  const size_t n_columns = args.first_columns;
+  const size_t n_columns = StagesOf(args.rule)->first_columns;
   const size_t group = layout.n_rows / layout.n_first_rows;
   const float* from = Data<float>(args.scratch) + token * layout.n_rows * rank;
   float* to = Data<float>(args.scratch) + layout.first_z_begin;
@@ -234,16 +238,17 @@ void MeanQueries(const ScoreArgs& args, const ScoreLayout& layout, size_t token)
 std::span<const uint32_t> CandidatesOf(const ScoreArgs& args, const ScoreLayout& layout, size_t token) {
   const auto* const list =
       reinterpret_cast<const uint32_t*>(Data<float>(args.scratch) + layout.candidates_begin) +
-      token * ScoreLayout::candidate_words(args);
+      token * layout.candidate_words;
   return {list + 1, list[0]};
 }
 
 std::span<const uint32_t> SelectCandidates(const ScoreArgs& args, const ScoreLayout& layout, size_t token,
                                            uint32_t n_groups) {
   float* const scratch = Data<float>(args.scratch);
-  auto* const list = reinterpret_cast<uint32_t*>(scratch + layout.candidates_begin) +
-                     token * ScoreLayout::candidate_words(args);
-  SelectGroups(scratch + layout.first_scores_begin, n_groups, args.n_pinned, args.n_candidates, 0.0F, list);
+  auto* const list =
+      reinterpret_cast<uint32_t*>(scratch + layout.candidates_begin) + token * layout.candidate_words;
+  SelectGroups(scratch + layout.first_scores_begin, n_groups, args.n_pinned,
+               StagesOf(args.rule)->n_candidates, 0.0F, list);
   return CandidatesOf(args, layout, token);
 }
 
@@ -257,6 +262,7 @@ void ScoreAndSelect(ThreadPool& pool, const ScoreArgs& args, bool exact) {
   const auto* step = Data<StepParams>(args.attention.step);
   float* const scratch = Data<float>(args.scratch);
   auto* chosen = Data<uint32_t>(args.chosen);
+  const ChoiceList shape = args.choice_list();
   const size_t n_groups = args.index_shape.n_groups;
   const auto select = [&](size_t list) {
     const StepToken& token = step->tokens[list / layout.n_lists];
@@ -266,27 +272,28 @@ void ScoreAndSelect(ThreadPool& pool, const ScoreArgs& args, bool exact) {
       candidates = CandidatesOf(args, layout, list);
       n_choosable = static_cast<uint32_t>(candidates.size());
     }
-    uint32_t* const to = chosen + list * args.choice_list().words();
+    uint32_t* const to = chosen + list * shape.words();
     const float* scores = scratch + layout.scores_begin + list * n_groups;
-    if (args.weights == nullptr) {
+    const auto* const by_weight = std::get_if<ChooseByWeight>(&args.rule);
+    if (by_weight == nullptr) {
       SelectGroups(scores, n_choosable, args.n_pinned, MostChosen(step->most_chosen, args.n_chosen),
-                   args.mass_share, to);
-      if (args.tells_scores) TellScores(scores, to + args.choice_list().scores_begin(), to);
+                   MassShareOf(args.rule), to);
+      if (shape.tells_scores) TellScores(scores, to + shape.scores_begin(), to);
       for (uint32_t i = 1; !candidates.empty() && i <= to[0]; ++i) to[i] = candidates[to[i]];
-      if (args.n_sampled == 0) return;
+      const auto* const and_sample = std::get_if<ChooseAndSample>(&args.rule);
+      if (and_sample == nullptr) return;
       const auto place = static_cast<uint32_t>(list % layout.n_lists);
-      SampleGroups(scores, n_choosable, args.choice_list(),
-                   SampleOffset(args.sample_seed, token.position, place), to);
+      SampleGroups(scores, n_choosable, shape, SampleOffset(and_sample->seed, token.position, place), to);
       return;
     }
     const size_t weighed = token.sequence * size_t{layout.n_lists} + list % layout.n_lists;
-    const uint32_t* const weights = Data<uint32_t>(args.weights) + weighed * n_groups;
-    if (args.per_weight) {
+    const uint32_t* const weights = Data<uint32_t>(by_weight->weights) + weighed * n_groups;
+    if (by_weight->per_weight) {
       float* const divided = scratch + layout.divided_begin + list * n_groups;
       DivideByWeights(scores, weights, n_choosable, divided);
       scores = divided;
     }
-    SelectWeighted(scores, weights, n_choosable, args.n_pinned, args.most_weight, to);
+    SelectWeighted(scores, weights, n_choosable, args.n_pinned, by_weight->most_weight, to);
   };
   pool.ParallelFor(size_t{args.attention.n_tokens} * layout.n_lists, kSelectGrain,
                    [&](size_t begin, size_t end, uint32_t) {

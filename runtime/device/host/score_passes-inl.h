@@ -375,7 +375,7 @@ void ScoreSpan(const Scoring& s, size_t span, const KeptTiles& kept, const Worke
   const bool is_sum = s.args.reduction == HeadReduction::kSum;
   const WeighAgainFn weigh_again = ChooseWeighAgain(s);
   const auto add_up = s.tiling.folds ? AddUpFolded : AddUp;
-  const bool is_mass = s.args.group_score == GroupScore::kMass;
+  const bool is_mass = GroupScoreOf(s.args.rule) == GroupScore::kMass;
   const auto join = is_mass ? JoinScores<Sum> : JoinScores<Largest>;
   const size_t n_rows = s.n_rows;
   const size_t list_rows = n_rows / s.layout.n_lists;

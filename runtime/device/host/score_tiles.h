@@ -43,7 +43,7 @@ struct Tiling {
         unit_entries(unit_groups * group_rows),
         row_bits(size_t{args.index_shape.rank} * KvElementBits(args.index_shape.type)),
         unit_bytes(unit_groups * args.index_shape.group_words() * 4),
-        folds(args.reduction != HeadReduction::kSum && args.group_score == GroupScore::kMass &&
+        folds(args.reduction != HeadReduction::kSum && GroupScoreOf(args.rule) == GroupScore::kMass &&
               group_rows % kTileVectors == 0),
         tile_weights(folds ? tile_entries / kTileVectors : tile_entries) {}
 

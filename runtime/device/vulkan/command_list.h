@@ -127,7 +127,7 @@ class VulkanCommandList : public CommandList {
   Status ProjectQuery(const ScoreArgs& args, const ScorePlan& score);
   Status SignQuery(const ScoreArgs& args, const ScorePlan& score);
   Status ScoreGroups(const ScoreArgs& args, const ScorePlan& score, const ScorePass& pass);
-  Status SampleGroups(const ScoreArgs& args, const ScorePlan& score);
+  Status SampleGroups(const ScoreArgs& args, const ScorePlan& score, const ChooseAndSample& rule);
   Status ProjectAndScoreRows(const ScoreArgs& args, const ScorePlan& score, const ScorePass& pass);
   Status MeanQueries(const ScoreArgs& args, const ScorePlan& score);
   Status SelectGroups(const ScoreArgs& args, const ScorePlan& score, const ScorePass& pass);

@@ -88,13 +88,16 @@ ProjectQueryParams QueryParamsOf(const ScoreArgs& args, const ScorePlan& score) 
 }
 
 // Whether a choice may end before there are n_chosen.
-bool EndsEarly(const ScoreArgs& args) { return args.mass_share > 0.0F && args.mass_share < 1.0F; }
+bool EndsEarly(const ScoreArgs& args) {
+  const float share = MassShareOf(args.rule);
+  return share > 0.0F && share < 1.0F;
+}
 
 KernelChoice SelectKernel(const ScoreArgs& args, const ScorePlan& score, const ScorePass& pass) {
   const uint32_t lanes = score.narrow_select_lanes;
   KernelChoice kernel;
   kernel.groups = {score.n_lists * args.attention.n_tokens, 1, 1};
-  if (args.weights != nullptr) {
+  if (std::holds_alternative<ChooseByWeight>(args.rule)) {
     kernel.variant = "select_weighted_f32_floor";
     kernel.constants = {lanes != 0 ? lanes : kWeightedLocalSize};
     return kernel;
@@ -120,7 +123,7 @@ KernelChoice ScoreKernel(const ScoreArgs& args, const ScorePlan& score, const Sc
                          std::string_view kind, uint32_t groups_y) {
   const IndexShape& index = args.index_shape;
   const bool of_groups = kind.starts_with("groups");
-  const bool is_mass = args.group_score == GroupScore::kMass && of_groups;
+  const bool is_mass = GroupScoreOf(args.rule) == GroupScore::kMass && of_groups;
   return {.variant = fmt::format("score_{}_{}_floor", kind, IndexTypeName(index.type)),
           .constants = {index.rank, index.rows(), score.hoist ? 1U : 0U, score.local_size,
                         HasWholeVectors(index, pass) ? 1U : 0U, is_mass ? 1U : 0U, pass.stage,
@@ -292,7 +295,7 @@ Status VulkanCommandList::MeanQueries(const ScoreArgs& args, const ScorePlan& sc
   const MeanQueriesParams params{.n_rows = score.n_rows,
                                  .n_first_rows = score.n_first_rows,
                                  .rank = rank,
-                                 .first_columns = args.first_columns,
+                                 .first_columns = StagesOf(args.rule)->first_columns,
                                  .z_begin = score.z_begin,
                                  .first_z_begin = score.first_z_begin};
   const KernelChoice kernel{
@@ -306,20 +309,22 @@ Status VulkanCommandList::MeanQueries(const ScoreArgs& args, const ScorePlan& sc
 
 // Candidates into scratch, or the choice.
 Status VulkanCommandList::SelectGroups(const ScoreArgs& args, const ScorePlan& score, const ScorePass& pass) {
+  const ChoiceList shape = args.choice_list();
+  const auto* const by_weight = std::get_if<ChooseByWeight>(&args.rule);
   SelectGroupsParams params{.n_groups = args.index_shape.n_groups,
                             .group_tokens = args.index_shape.group_tokens,
                             .window_tokens = args.window_tokens,
                             .n_lists = score.n_lists,
                             .n_pinned = args.n_pinned,
                             .n_chosen = args.n_chosen,
-                            .list_words = args.choice_list().words(),
-                            .tell_at = args.tells_scores ? args.choice_list().scores_begin() - 1 : 0,
+                            .list_words = shape.words(),
+                            .tell_at = shape.tells_scores ? shape.scores_begin() - 1 : 0,
                             .scores_begin = pass.scores_begin,
                             .scores_stride = pass.scores_stride,
-                            .mass_share = args.mass_share,
+                            .mass_share = MassShareOf(args.rule),
                             .mass_scale = 0x1p31F / static_cast<float>(std::bit_ceil(score.list_rows(pass))),
-                            .most_weight = args.most_weight,
-                            .per_weight = args.per_weight ? 1U : 0U,
+                            .most_weight = by_weight != nullptr ? by_weight->most_weight : 0,
+                            .per_weight = by_weight != nullptr && by_weight->per_weight ? 1U : 0U,
                             .stage = pass.stage,
                             .candidates_begin = score.candidates_begin,
                             .candidate_words = score.candidate_words,
@@ -327,7 +332,7 @@ Status VulkanCommandList::SelectGroups(const ScoreArgs& args, const ScorePlan& s
   const Buffer* chosen = args.chosen;
   if (pass.stage == KVRUN_SCORE_FIRST) {
     chosen = args.scratch;
-    params.n_chosen = args.n_candidates;
+    params.n_chosen = StagesOf(args.rule)->n_candidates;
     params.list_words = score.candidate_words;
     params.tell_at = 0;
     params.chosen_begin = score.candidates_begin;
@@ -335,7 +340,7 @@ Status VulkanCommandList::SelectGroups(const ScoreArgs& args, const ScorePlan& s
     NoteHostBuffer(AsVulkan(*args.chosen));
   }
   std::vector<Binding> storage = {Binding{MemoryOrEmpty(args.scratch), Access::kRead}};
-  if (args.weights != nullptr) storage.push_back({MemoryOrEmpty(args.weights), Access::kRead});
+  if (by_weight != nullptr) storage.push_back({MemoryOrEmpty(by_weight->weights), Access::kRead});
   storage.push_back({MemoryOrEmpty(chosen), Access::kWrite});
   return Record({.kernel = SelectKernel(args, score, pass),
                  .storage = storage,
@@ -355,20 +360,22 @@ Status VulkanCommandList::Launch(const ScoreArgs& args) {
   }
   KVRUN_RETURN_IF_ERROR(ScoreGroups(args, score, score.groups));
   KVRUN_RETURN_IF_ERROR(SelectGroups(args, score, score.groups));
-  return args.n_sampled > 0 ? SampleGroups(args, score) : Status::Ok();
+  const auto* const and_sample = std::get_if<ChooseAndSample>(&args.rule);
+  return and_sample != nullptr ? SampleGroups(args, score, *and_sample) : Status::Ok();
 }
 
-Status VulkanCommandList::SampleGroups(const ScoreArgs& args, const ScorePlan& score) {
+Status VulkanCommandList::SampleGroups(const ScoreArgs& args, const ScorePlan& score,
+                                       const ChooseAndSample& rule) {
   const uint32_t lanes = score.narrow_select_lanes;
   const SampleGroupsParams params{.n_groups = args.index_shape.n_groups,
                                   .group_tokens = args.index_shape.group_tokens,
                                   .window_tokens = args.window_tokens,
                                   .n_lists = score.n_lists,
                                   .n_chosen = args.n_chosen,
-                                  .n_sampled = args.n_sampled,
+                                  .n_sampled = rule.n_sampled,
                                   .scores_begin = score.groups.scores_begin,
                                   .scores_stride = score.groups.scores_stride,
-                                  .seed = args.sample_seed};
+                                  .seed = rule.seed};
   const KernelChoice kernel{.variant = "sample_groups_f32_floor",
                             .constants = {lanes != 0 ? lanes : kSampleLocalSize},
                             .groups = {score.n_lists * args.attention.n_tokens, 1, 1}};

@@ -68,7 +68,8 @@ ScorePlan PlanScore(const DevicePlan& plan, bool is_cpu, const ScoreArgs& args) 
   score.rotates_in_projection = plan.max_storage_buffers >= kRotateProjectBuffers &&
                                 args.query_form != QueryForm::kSigned &&
                                 args.attention.n_heads <= KVRUN_MAX_NORMED_HEADS;
-  score.has_stages = args.n_candidates > 0 && index.n_groups > args.n_candidates;
+  const ScoreStages* const stages = StagesOf(args.rule);
+  score.has_stages = stages != nullptr && index.n_groups > stages->n_candidates;
   score.hoist = Hoists(plan, is_cpu) && index.rank <= kHoistColumns;
   if (is_cpu) score.narrow_select_lanes = std::clamp(plan.subgroup_width, kCpuLocalSize, kMaxNarrowLanes);
   // On a CPU a dispatch costs more than the same projection by each of few workgroups. The first of two
@@ -102,7 +103,7 @@ ScorePlan PlanScore(const DevicePlan& plan, bool is_cpu, const ScoreArgs& args) 
     const uint32_t list_rows = score.list_rows(pass);
     // What is kept takes no more than two bytes an entry and row. A CPU computes what one dispatch takes
     // twice as fast.
-    pass.keeps = !is_sum && args.group_score == GroupScore::kMass && group_rows >= 2 &&
+    pass.keeps = !is_sum && GroupScoreOf(args.rule) == GroupScore::kMass && group_rows >= 2 &&
                  (!is_cpu || list_rows > pass.heads);
     const uint32_t tiles = CeilDiv(n_rows, pass.heads);
     const uint32_t most_workgroups = CeilDiv(pass.n_units, score.local_size);
@@ -130,9 +131,9 @@ ScorePlan PlanScore(const DevicePlan& plan, bool is_cpu, const ScoreArgs& args) 
     score.n_first_rows = is_sum ? 1 : args.attention.kv_shape.n_kv_heads;
     score.first_z_begin = take(uint64_t{score.n_first_rows} * index.rank);
     score.first = plan_pass(KVRUN_SCORE_FIRST, index.n_groups, score.n_first_rows, score.first_z_begin);
-    score.candidate_words = 1 + args.n_candidates;
+    score.candidate_words = 1 + stages->n_candidates;
     score.candidates_begin = take(score.candidate_words);
-    score.groups = plan_pass(KVRUN_SCORE_CANDIDATES, args.n_candidates, score.n_rows, score.z_begin);
+    score.groups = plan_pass(KVRUN_SCORE_CANDIDATES, stages->n_candidates, score.n_rows, score.z_begin);
   }
   score.scratch_words = words;
   return score;

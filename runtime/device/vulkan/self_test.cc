@@ -201,10 +201,10 @@ ScorePlace PlaceOf(const ScorePlan& plan) {
 }
 
 std::string SelectVariant(const ScoreCase& c, const ScorePlan& score) {
-  if (c.most_weight != 0) return "select_weighted_f32_floor";
+  if (std::holds_alternative<ChooseByWeight>(c.rule)) return "select_weighted_f32_floor";
   return fmt::format("select_groups{}{}_f32_floor{}", score.narrow_select_lanes != 0 ? "_narrow" : "",
-                     c.mass_share != 0.0F ? "_mass" : "",
-                     c.n_sampled != 0 ? ", sample_groups_f32_floor" : "");
+                     MassShareOf(c.rule) != 0.0F ? "_mass" : "",
+                     std::holds_alternative<ChooseAndSample>(c.rule) ? ", sample_groups_f32_floor" : "");
 }
 
 std::string ScoreVariants(const ScoreCase& c, const ScorePlan& score, const ScorePass& pass,
@@ -243,38 +243,32 @@ void AddIndexChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
   for (const KvType type : {KvType::kF16, KvType::kInt8, KvType::kInt4}) {
     AddScore(plan, is_cpu, {type, 10, 2, HeadReduction::kSum}, "sum", checks);
     AddScore(plan, is_cpu, {type, 10, 2, HeadReduction::kSoftmax}, "softmax", checks);
+    AddScore(plan, is_cpu, {type, 10, 2, HeadReduction::kSoftmax, 0, QueryForm::kProjected, ChooseByMass{}},
+             "mass", checks);
     AddScore(plan, is_cpu,
-             {type, 10, 2, HeadReduction::kSoftmax, 0, QueryForm::kProjected, GroupScore::kMass}, "mass",
-             checks);
-    AddScore(plan, is_cpu,
-             {type, 10, 2, HeadReduction::kGqa, 0, QueryForm::kProjected, GroupScore::kMass, 0.15F},
+             {type, 10, 2, HeadReduction::kGqa, 0, QueryForm::kProjected, ChooseByMass{.mass_share = 0.15F}},
              "share of the mass", checks);
     AddScore(plan, is_cpu, {type, 10, 2, HeadReduction::kGqa}, "gqa", checks);
     AddScore(plan, is_cpu, {type, 10, 2, HeadReduction::kPerKvHead}, "per KV head", checks);
     ScoreCase in_stages{type, 10, 2, HeadReduction::kSoftmax};
-    in_stages.group_score = GroupScore::kMass;
-    in_stages.n_candidates = 20;
-    in_stages.first_columns = 8;
+    in_stages.rule = ChooseByMass{.stages = ScoreStages{20, 8}};
     AddScore(plan, is_cpu, in_stages, "mass, in two stages", checks);
   }
   ScoreCase sum_in_stages{KvType::kInt4, 10, 2, HeadReduction::kSum};
-  sum_in_stages.n_candidates = 20;
-  sum_in_stages.first_columns = 5;
+  sum_in_stages.rule = ChooseByLargest{.stages = ScoreStages{20, 5}};
   AddScore(plan, is_cpu, sum_in_stages, "sum, in two stages", checks);
   ScoreCase by_weight{KvType::kInt8, 10, 2, HeadReduction::kPerKvHead};
-  by_weight.most_weight = 8;
+  by_weight.rule = ChooseByWeight{.most_weight = 8};
   AddScore(plan, is_cpu, by_weight, "by weight", checks);
-  by_weight.per_weight = true;
+  by_weight.rule = ChooseByWeight{.most_weight = 8, .per_weight = true};
   AddScore(plan, is_cpu, by_weight, "per weight", checks);
   ScoreCase sampled{KvType::kInt4, 10, 2, HeadReduction::kPerKvHead};
-  sampled.group_score = GroupScore::kMass;
-  sampled.n_sampled = 20;
+  sampled.rule = ChooseAndSample{.n_sampled = 20, .seed = 3};
   AddScore(plan, is_cpu, sampled, "a sample of the others", checks);
   ScoreCase told{KvType::kInt4, 10, 2, HeadReduction::kSoftmax};
-  told.tells_scores = true;
+  told.rule = ChooseByLargest{.tells_scores = true};
   AddScore(plan, is_cpu, told, "with scores", checks);
-  told.group_score = GroupScore::kMass;
-  told.mass_share = 0.15F;
+  told.rule = ChooseByMass{.mass_share = 0.15F, .tells_scores = true};
   AddScore(plan, is_cpu, told, "share of the mass, with scores", checks);
   AddScore(plan, is_cpu, {KvType::kInt8, 10, 2, HeadReduction::kSum, 0, QueryForm::kAffine}, "affine, sum",
            checks);

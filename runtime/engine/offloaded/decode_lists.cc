@@ -1,6 +1,7 @@
 #include "runtime/engine/offloaded/decode_lists.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "platform/base/check.h"
@@ -13,6 +14,25 @@ constexpr size_t kMaxRecordedSteps = 4;
 
 // Layers differ where slots, or what is kept, are shared out among them.
 bool LayersDiffer(const KvPlan& plan) { return plan.method.evicts() || plan.has_layer_shares; }
+
+// Of a plan, which has no two things that exclude each other. An index may have a rule of its own.
+ChoiceRule RuleOf(const KvPlan& plan, uint32_t layer) {
+  const KvChoicePlan& choice = plan.choice;
+  const CandidatePlan candidates = plan.candidates();
+  const bool by_mass = choice.group_score == GroupScore::kMass;
+  if (choice.n_sampled > 0) {
+    KVRUN_CHECK(by_mass && candidates.n_groups == 0 && !plan.limits_reads());
+    return ChooseAndSample{.mass_share = choice.mass_share,
+                           .n_sampled = choice.n_sampled,
+                           .seed = MixBits(choice.sample_seed) + layer};
+  }
+  std::optional<ScoreStages> stages;
+  if (candidates.n_groups > 0)
+    stages = ScoreStages{.n_candidates = candidates.n_groups, .first_columns = candidates.first_columns};
+  if (by_mass) return ChooseByMass{choice.mass_share, plan.limits_reads(), stages};
+  KVRUN_CHECK(choice.mass_share == 0.0F);
+  return ChooseByLargest{plan.limits_reads(), stages};
+}
 
 }  // namespace
 
@@ -130,7 +150,6 @@ Status DecodeLists::RecordPrediction(CommandList& list, uint32_t layer, uint32_t
 
 ScoreArgs DecodeLists::Score(uint32_t layer, uint32_t n_rows) const {
   const KvPlan& plan = cache_.plan();
-  const CandidatePlan candidates = plan.candidates();
   ScoreArgs args{.query = query_.get(),
                  .attention = commands_.Attention(model_layer(layer), n_rows, /*of_prompt=*/false),
                  .sides = {},
@@ -139,13 +158,7 @@ ScoreArgs DecodeLists::Score(uint32_t layer, uint32_t n_rows) const {
                  .window_tokens = plan.window.n_entries,
                  .n_pinned = plan.choice.n_pinned,
                  .n_chosen = plan.layers[layer].n_chosen,
-                 .group_score = plan.choice.group_score,
-                 .mass_share = plan.choice.mass_share,
-                 .n_sampled = plan.choice.n_sampled,
-                 .sample_seed = MixBits(plan.choice.sample_seed) + layer,
-                 .n_candidates = candidates.n_groups,
-                 .first_columns = candidates.first_columns,
-                 .tells_scores = plan.limits_reads(),
+                 .rule = RuleOf(plan, layer),
                  .scratch = score_scratch_.get(),
                  .chosen = cache_.selector()->chosen(layer)};
   cache_.index()->FillScore(layer, &args);

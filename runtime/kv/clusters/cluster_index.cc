@@ -43,6 +43,9 @@ Status ClusterIndex::CreateBuffers() {
 }
 
 void ClusterIndex::FillScore(uint32_t layer, ScoreArgs* args) const {
+  // No plan of clusters asks for what goes with other rules.
+  KVRUN_CHECK(MassShareOf(args->rule) == 0.0F && StagesOf(args->rule) == nullptr);
+  KVRUN_CHECK(args->choice_list().words() == 1 + args->n_chosen);
   AttentionArgs& attention = args->attention;
   attention.step = step_.get();
   attention.angles = angles_.get();
@@ -57,9 +60,10 @@ void ClusterIndex::FillScore(uint32_t layer, ScoreArgs* args) const {
   args->query_form = QueryForm::kAffine;
   args->reduction = HeadReduction::kSoftmax;  // of the heads that share a KV head
   args->window_tokens = 0;                    // a list has clusters, whose entries have left the window
-  args->weights = of.weights.get();
-  args->per_weight = true;
-  args->most_weight = args->n_chosen - args->n_pinned;
+  args->rule = ChooseByWeight{.group_score = GroupScoreOf(args->rule),
+                              .weights = of.weights.get(),
+                              .most_weight = args->n_chosen - args->n_pinned,
+                              .per_weight = true};
 }
 
 ScoreArgs ClusterIndex::SearchArgs(uint32_t layer, uint32_t n_rows, Buffer* scratch) const {

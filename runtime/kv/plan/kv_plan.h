@@ -58,8 +58,8 @@ struct KvWindowPlan {
 struct KvChoicePlan {
   uint32_t n_pinned = 0;  // groups
   uint32_t n_chosen = 0;  // M: groups, pinned ones included; where layers differ, on average
-  // Of the other groups, so many are drawn at random in each step, or one more (ScoreArgs::n_sampled). They
-  // are read into the pool, unless an own slot has them.
+  // Of the other groups, so many are drawn at random in each step, or one more (ChooseAndSample). They are
+  // read into the pool, unless an own slot has them.
   uint32_t n_sampled = 0;
   uint32_t sample_seed = 0;
   HeadReduction heads = HeadReduction::kSoftmax;

@@ -5,8 +5,8 @@
 
 namespace kvrun {
 
-// Of the groups that are scored, so many are by all heads: the best by few products
-// (ScoreArgs::n_candidates). Zeros: all are.
+// Of the groups that are scored, so many are by all heads: the best by few products (ScoreStages). Zeros: all
+// are.
 struct CandidatePlan {
   uint32_t n_groups = 0;
   uint32_t first_columns = 0;

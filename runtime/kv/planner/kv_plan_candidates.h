@@ -1,5 +1,4 @@
-// How many groups are scored by all heads in a step: all of them, or the best by few products
-// (ScoreArgs::n_candidates).
+// How many groups are scored by all heads in a step: all of them, or the best by few products (ScoreStages).
 #pragma once
 
 #include <cstdint>
