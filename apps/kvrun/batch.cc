@@ -88,7 +88,8 @@ class BatchRunner {
     }
     Json messages = line.messages;
     if (!job_.system.empty() && messages.front()["role"] != "system") {
-      messages.insert(messages.begin(), {{"role", "system"}, {"content", job_.system}});
+      const Json system = {{"role", "system"}, {"content", job_.system}};
+      messages.insert(messages.begin(), system);
     }
     return EncodeConversation(model_, job_.form, messages, line.tools);
   }

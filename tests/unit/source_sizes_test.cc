@@ -28,12 +28,9 @@ struct Long {
 constexpr Long kLong[] = {
     {"offline/tune.cc", "", "the steps of one search, in their order"},
     {"platform/vulkan/device_facts_fields.h", "VisitDeviceFacts", "a list of fields, visited once"},
-    {"runtime/device/host/self_test.cc", "AddIndexChecks", "a list of checks"},
     {"runtime/device/host/attend_few_rounded-inl.h", "AccumulateWords",
      "a kernel: sums that stay in registers"},
     {"runtime/device/host/attend_few_rounded-inl.h", "ScoreNibbles", "a kernel: sums that stay in registers"},
-    {"runtime/device/self_test_index.cc", "CheckScore",
-     "scores beside those that are expected, kind by kind"},
     {"runtime/device/vulkan/score_plan.cc", "PlanScore", "sizes that depend on those before them"},
     {"runtime/include/kvrun/kvrun.h", "", "the contract of the library, read from top to bottom"},
 };
