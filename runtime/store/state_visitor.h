@@ -36,19 +36,17 @@ class StateVisitor {
 
   // A number, an enum, or a struct without pointers and padding.
   template <typename T>
-    requires std::is_trivially_copyable_v<T>
-  Status Value(const StateKey& key, T* value) {
+  requires std::is_trivially_copyable_v<T> Status Value(const StateKey& key, T* value) {
     return Bytes(key, std::as_writable_bytes(std::span(value, 1)));
   }
   template <typename T>
-    requires std::is_trivially_copyable_v<T>
-  Status Array(const StateKey& key, std::span<T> values) {
+  requires std::is_trivially_copyable_v<T> Status Array(const StateKey& key, std::span<T> values) {
     return Bytes(key, std::as_writable_bytes(values));
   }
   // Loading: it gets the item's size, of at most most_n elements.
   template <typename T>
-    requires std::is_trivially_copyable_v<T>
-  Status Vector(const StateKey& key, std::vector<T>* values, uint64_t most_n) {
+  requires std::is_trivially_copyable_v<T> Status Vector(const StateKey& key, std::vector<T>* values,
+                                                         uint64_t most_n) {
     KVRUN_ASSIGN_OR_RETURN(const uint64_t n_bytes, Size(key, values->size() * sizeof(T), most_n * sizeof(T),
                                                         static_cast<uint32_t>(sizeof(T))));
     if (is_loading()) values->resize(n_bytes / sizeof(T));
