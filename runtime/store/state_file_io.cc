@@ -100,7 +100,7 @@ Result<StateHandle> StateHandle::Open(StateFileIo& io, const std::string& path, 
                   fmt::format("there is no session's file {}: name one that was saved", path));
   }
   struct stat facts {};
-  if (io.Stat(file.fd_, &facts) != 0) return CannotReadState(errno, path);
+  if (Uninterrupted([&] { return io.Stat(file.fd_, &facts); }) != 0) return CannotReadState(errno, path);
   KVRUN_RETURN_IF_ERROR(CheckFacts(path, facts));
   return file;
 }
@@ -110,7 +110,8 @@ Result<StateHandle> StateHandle::MakeBeside(StateFileIo& io, const std::string& 
   const int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
   const auto make = [&] { return io.Open(beside.c_str(), flags, 0600); };
   int fd = Uninterrupted(make);
-  if (fd < 0 && errno == EEXIST && io.Remove(beside.c_str()) == 0) fd = Uninterrupted(make);
+  if (fd < 0 && errno == EEXIST && Uninterrupted([&] { return io.Remove(beside.c_str()); }) == 0)
+    fd = Uninterrupted(make);
   if (fd < 0) return CannotSaveState(errno, path);
   return StateHandle(io, path, fd);
 }
@@ -195,32 +196,35 @@ Status StateHandle::SyncFolder() {
 
 Result<uint64_t> StateHandle::SizeBytes() const {
   struct stat facts {};
-  if (io_->Stat(fd_, &facts) != 0) return CannotReadState(errno, path_);
+  if (Uninterrupted([&] { return io_->Stat(fd_, &facts); }) != 0) return CannotReadState(errno, path_);
   return static_cast<uint64_t>(facts.st_size);
 }
 
 bool StateHandle::HasItsName() const {
   struct stat named {};
   struct stat own {};
-  return io_->StatName(path_.c_str(), &named) == 0 && io_->Stat(fd_, &own) == 0 &&
-         named.st_dev == own.st_dev && named.st_ino == own.st_ino;
+  return Uninterrupted([&] { return io_->StatName(path_.c_str(), &named); }) == 0 &&
+         Uninterrupted([&] { return io_->Stat(fd_, &own); }) == 0 && named.st_dev == own.st_dev &&
+         named.st_ino == own.st_ino;
 }
 
 Status CheckStateFileName(StateFileIo& io, const std::string& path) {
   if (path.empty() || path.back() == '/') return NotAStateFile(path, "no name of a file");
   struct stat facts {};
   // Whatever else is wrong is said when it is opened or written.
-  if (io.StatName(path.c_str(), &facts) != 0) return Status::Ok();
+  if (Uninterrupted([&] { return io.StatName(path.c_str(), &facts); }) != 0) return Status::Ok();
   return CheckFacts(path, facts);
 }
 
 Status RenameStateFile(StateFileIo& io, const std::string& path) {
-  if (io.Rename(StateFileBeside(path).c_str(), path.c_str()) == 0) return Status::Ok();
+  const std::string beside = StateFileBeside(path);
+  if (Uninterrupted([&] { return io.Rename(beside.c_str(), path.c_str()); }) == 0) return Status::Ok();
   return CannotSaveState(errno, path);
 }
 
 void RemoveStateFileBeside(StateFileIo& io, const std::string& path) {
-  (void)io.Remove(StateFileBeside(path).c_str());
+  const std::string beside = StateFileBeside(path);
+  (void)Uninterrupted([&] { return io.Remove(beside.c_str()); });
 }
 
 }  // namespace kvrun

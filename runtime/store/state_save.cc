@@ -134,7 +134,7 @@ Status StateSave::WriteTable() {
     checker.Add(bytes);
     return Append(bytes);
   };
-  KVRUN_RETURN_IF_ERROR(ForEachChange([&](const StateItemRecord& record, const StateTables::Item* item) {
+  const auto write = [&](const StateItemRecord& record, const StateTables::Item* item) {
     KVRUN_RETURN_IF_ERROR(append(record.Encode()));
     if (item == nullptr) return Status::Ok();
     uint32_t index = 0;
@@ -143,7 +143,8 @@ Status StateSave::WriteTable() {
       if (IsWritten(chunk)) KVRUN_RETURN_IF_ERROR(append(of_chunk.Encode()));
     }
     return Status::Ok();
-  }));
+  };
+  KVRUN_RETURN_IF_ERROR(ForEachChange(write));
   segment_.header.table_check = checker.Value();
   KVRUN_RETURN_IF_ERROR(Append(std::vector<std::byte>(segment_.end_bytes() - at_bytes_)));
   return Flush();

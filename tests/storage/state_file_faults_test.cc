@@ -137,6 +137,9 @@ class FaultyStateIo : public StateFileIo {
     return Fails() ? -1 : StateFileIo::Open(path, flags, mode);
   }
   int Stat(int fd, struct stat* facts) override { return Fails() ? -1 : StateFileIo::Stat(fd, facts); }
+  int StatName(const char* path, struct stat* facts) override {
+    return Fails() ? -1 : StateFileIo::StatName(path, facts);
+  }
   ssize_t ReadAt(int fd, void* to, size_t n_bytes, off_t offset_bytes) override {
     return Fails() ? -1 : StateFileIo::ReadAt(fd, to, Part(n_bytes), offset_bytes);
   }

@@ -307,7 +307,7 @@ TEST_F(StateFileTest, WhatIsNoFileOfThisUserIsRefused) {
   ASSERT_EQ(::unlink(other.c_str()), 0);
   ASSERT_EQ(::mkdir(other.c_str(), 0700), 0);
   ExpectRefused(other, "a folder");
-  ExpectRefused(other + "/", "no name of a file");
+  ExpectRefused(folder_.Path("none/"), "no name of a file");
   ExpectRefused("", "no name of a file");
   ExpectRefused("/dev/null", "a device or a socket");
   if (::chown(path_.c_str(), 12345, -1) != 0) GTEST_SKIP() << "a file cannot be given to another user";
