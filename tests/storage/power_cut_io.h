@@ -38,6 +38,7 @@ class PowerCutIo : public StateFileIo {
     error_number_ = error_number;
     drops_ = drops;
   }
+  bool will_die() const { return dies_at_ != UINT64_MAX; }
   bool is_dead() const { return is_dead_; }
   bool has_failed() const { return has_failed_; }
   void Revive() {
