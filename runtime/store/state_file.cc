@@ -57,6 +57,7 @@ class StateFile::Impl {
   void TakeOver(StateSave& save);
   // Of the save that is under way: what it has written goes.
   void Abandon();
+  void Fail(const Status& status);
   void CountAndClose(StateHandle* file);
 
   StateFileIo& io_;
@@ -71,6 +72,7 @@ class StateFile::Impl {
   StateTables tables_;
   // A header may be on the disk, or not, or a name: nothing can be built on it.
   bool is_uncertain_ = false;
+  uint64_t whole_from_bytes_ = 0;  // below it the file is not written anew only to be smaller
 
   StateHandle whole_;      // the file beside, of a save that writes one
   StateHandle folder_;     // the same
@@ -179,7 +181,8 @@ bool StateFile::Impl::MustWriteWhole() const {
   if (!file_.valid() || is_uncertain_ || n_segments_ >= kMostStateSegments) return true;
   const uint64_t live_bytes = tables_.WholeFileBytes();
   const uint64_t dead_bytes = end_bytes_ - std::min(end_bytes_, live_bytes);
-  if (dead_bytes > live_bytes && dead_bytes > kDeadBytesThatMayStay) return true;
+  const bool is_worth_it = dead_bytes > live_bytes && dead_bytes > kDeadBytesThatMayStay;
+  if (is_worth_it && end_bytes_ >= whole_from_bytes_) return true;
   // Nobody else should, but what is appended to a file without a name, or behind another's segment, is lost.
   const Result<uint64_t> size_bytes = file_.SizeBytes();
   return !size_bytes.ok() || *size_bytes != size_bytes_ || !file_.HasItsName();
@@ -191,7 +194,11 @@ Status StateFile::Impl::BeginSave() {
     return {StatusCode::kInvalidArgument,
             fmt::format("the session's file {} was opened to be read: a save needs another name", path_)};
   }
-  if (MustWriteWhole()) return BeginWhole();
+  if (MustWriteWhole()) {
+    Status status = BeginWhole();
+    if (!status.ok()) Fail(status);
+    return status;
+  }
   KVRUN_RETURN_IF_ERROR(CutTail());
   save_ = std::make_unique<StateSave>(file_, tables_, StateSave::Place{file_id_, n_segments_, end_bytes_});
   return Status::Ok();
@@ -213,11 +220,7 @@ Status StateFile::Impl::BeginWhole() {
   KVRUN_ASSIGN_OR_RETURN(whole_, StateHandle::MakeBeside(io_, path_));
   folder_ = std::move(folder);
   whole_id_ = io_.NewFileId();
-  Status status = whole_.Write(0, StateFileHeader{whole_id_}.Encode());
-  if (!status.ok()) {
-    Abandon();
-    return status;
-  }
+  KVRUN_RETURN_IF_ERROR(whole_.Write(0, StateFileHeader{whole_id_}.Encode()));
   save_ = std::make_unique<StateSave>(whole_, NoTables(), StateSave::Place{whole_id_, 0, kStateBlockBytes});
   return Status::Ok();
 }
@@ -229,7 +232,7 @@ Status StateFile::Impl::Put(const StateKey& key, std::span<const std::byte> byte
                         StateKeyInWords(key), path_)};
   }
   Status status = save_->Put(key, bytes, is_last);
-  if (!status.ok()) Abandon();
+  if (!status.ok()) Fail(status);
   return status;
 }
 
@@ -239,7 +242,11 @@ Status StateFile::Impl::Commit() {
             fmt::format("the save of the session to {} cannot end: none has begun, or it has failed", path_)};
   }
   Status status = whole_.valid() ? CommitWhole() : CommitSegment();
-  if (status.ok()) ++closed_.saves;
+  if (!status.ok()) {
+    Fail(status);
+    return status;
+  }
+  ++closed_.saves;
   Abandon();
   return status;
 }
@@ -268,6 +275,7 @@ Status StateFile::Impl::CommitWhole() {
   file_ = std::move(whole_);
   file_id_ = whole_id_;
   n_segments_ = 0;
+  whole_from_bytes_ = 0;
   TakeOver(*save_);
   return Status::Ok();
 }
@@ -278,6 +286,13 @@ void StateFile::Impl::TakeOver(StateSave& save) {
   end_bytes_ = size_bytes_ = save.segment().end_bytes();
   ++n_segments_;
   is_uncertain_ = false;
+}
+
+void StateFile::Impl::Fail(const Status& status) {
+  // There may be no space for two files, but for a segment: a smaller file is not tried at each save.
+  const bool is_of_whole = save_ == nullptr || whole_.valid();
+  if (is_of_whole && status.code() == StatusCode::kIo) whole_from_bytes_ = 2 * end_bytes_;
+  Abandon();
 }
 
 void StateFile::Impl::Abandon() {

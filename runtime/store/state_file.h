@@ -98,7 +98,7 @@ class StateFile {
 
   // To the end of the last save. A save that was killed may have left more, which the next one cuts off.
   uint64_t file_bytes() const;
-  uint64_t MemoryBytes() const;  // of its tables
+  uint64_t MemoryBytes() const;  // of its tables, and of a save that is under way
   StateFileCounters counters() const;
 
  private:

@@ -59,7 +59,7 @@ Status StateSave::PutChunk(std::span<const std::byte> bytes) {
       return Status::Ok();
     }
   }
-  if (index > UINT32_MAX) {
+  if (index >= UINT32_MAX) {
     return {StatusCode::kInvalidArgument,
             fmt::format("{} of a session's state has more than {} chunks of {} bytes",
                         StateKeyInWords(tables_.last().key), UINT32_MAX, kStateChunkBytes)};

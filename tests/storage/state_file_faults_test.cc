@@ -36,7 +36,7 @@ class StateHistory {
       if (dies && random_.Below(3) == 0) io_.DieAt(random_.Below(60));
       if (fails) io_.FailAt(random_.Below(60), random_.Below(2) == 0 ? EIO : ENOSPC, false);
       Live(dies, fails);
-      if (!io_.is_dead()) CheckNames();
+      if (!io_.is_dead() && !io_.has_failed()) CheckNames();
       n_deaths_ += io_.is_dead() ? 1 : 0;
       const bool cuts = random_.Below(2) == 0;
       io_.Revive();
@@ -139,10 +139,12 @@ class FaultyStateIo : public StateFileIo {
   int64_t fails_at = INT64_MAX;
   int error_number = EIO;
   bool is_short = false;
+  bool makes_no_file = false;
   int64_t n_calls = 0;
 
   int Open(const char* path, int flags, mode_t mode) override {
-    return Fails() ? -1 : StateFileIo::Open(path, flags, mode);
+    const bool is_new = (flags & O_CREAT) != 0;
+    return Fails() || (is_new && makes_no_file) ? -1 : StateFileIo::Open(path, flags, mode);
   }
   int Stat(int fd, struct stat* facts) override { return Fails() ? -1 : StateFileIo::Stat(fd, facts); }
   int StatName(const char* path, struct stat* facts) override {
@@ -241,6 +243,31 @@ TEST(StateFileFaults, CallsMayBeShortOrInterrupted) {
     EXPECT_TRUE(Holds(*file, *next));
     EXPECT_TRUE(Holds(*OrDie(StateFile::Open(folder.Path("s"), true, &io)), *next));
   }
+}
+
+// Where there is no space for two files, only the save that tries it fails, and the next go on with segments.
+TEST(StateFileFaults, AFileThatCannotBeWrittenAnewGoesOn) {
+  const TemporaryFolder folder;
+  FaultyStateIo io;
+  io.error_number = ENOSPC;
+  const auto file = OrDie(StateFile::Create(folder.Path("s"), &io));
+  const auto model_of = [](uint64_t version) {
+    return StateModel{{KeyOf(1), StatePattern(6 * kStateChunkBytes, version)}};
+  };
+  RunOrDie(SaveState(*file, model_of(0)));
+  io.makes_no_file = true;
+  int n_failed = 0;
+  for (uint64_t save = 1; save <= 12; ++save) {
+    const Status status = SaveState(*file, model_of(save));
+    n_failed += status.ok() ? 0 : 1;
+    EXPECT_TRUE(status.ok() || status.message().find("free space there") != std::string::npos);
+    EXPECT_TRUE(Holds(*file, model_of(status.ok() ? save : save - 1)));
+  }
+  EXPECT_EQ(n_failed, 2) << "one at a size, one at twice that";
+  const uint64_t size_bytes = file->file_bytes();
+  io.makes_no_file = false;
+  for (uint64_t save = 20; save < 40; ++save) RunOrDie(SaveState(*file, model_of(save)));
+  EXPECT_LT(file->file_bytes(), size_bytes);
 }
 
 // After an error at a header's sync the header may be on the disk: nothing is built on it.
