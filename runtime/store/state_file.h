@@ -1,6 +1,6 @@
 // What a session keeps of itself in a file, beside its records: named *items*, each a string of bytes. A save
 // writes what has changed since the save before. Knows bytes, not what they mean. Format:
-// docs/formats/session.md.
+// docs/formats/state_file.md.
 //
 // An item is cut into chunks of kStateChunkBytes. A save is a *segment* at the file's end: the chunks that
 // are not as they were (by a hash of each that stays in memory), and a table of them. What the table does not
@@ -25,6 +25,8 @@
 #include "platform/base/status.h"
 
 namespace kvrun {
+
+class StateFileIo;
 
 inline constexpr uint32_t kStateChunkBytes = 64 * 1024;
 
@@ -60,12 +62,14 @@ struct StateFileCounters {
 class StateFile {
  public:
   // An empty one, which is on disk when it is first saved; what had its name is there until then. The folder
-  // must be there. Mode 0600.
-  static Result<std::unique_ptr<StateFile>> Create(const std::string& path);
+  // must be there. Mode 0600. kInvalidArgument: what has its name is not a file of this user's own.
+  // `io`: of tests; null is the system's.
+  static Result<std::unique_ptr<StateFile>> Create(const std::string& path, StateFileIo* io = nullptr);
   // The last whole save. kNotFound: there is no file. kUnsupported: of another version of the format, which
   // the message names. kCorrupt: no whole save is in it. kInvalidArgument: not a file of this user's own (a
   // link, a pipe, another's). `read_only`: may be of a folder that cannot be written; no saves.
-  static Result<std::unique_ptr<StateFile>> Open(const std::string& path, bool read_only = false);
+  static Result<std::unique_ptr<StateFile>> Open(const std::string& path, bool read_only = false,
+                                                 StateFileIo* io = nullptr);
   ~StateFile();
   StateFile(const StateFile&) = delete;
   StateFile& operator=(const StateFile&) = delete;
@@ -82,8 +86,9 @@ class StateFile {
   void ForEach(const std::function<void(const StateKey&, uint64_t size_bytes)>& visit) const;
 
   // --- A save. Begins; then Put of every item that there is; then Commit. An item that was not put is gone.
-  // After an error, and after BeginSave without Commit, the file is as the last save left it, and a save may
-  // begin anew.
+  // After an error, and after BeginSave without Commit, this is what the last save holds, and a save may
+  // begin anew. (Where Commit failed at its very end, the file itself may hold the save that failed, whole,
+  // as it may after a power cut; the next save then writes a whole file.)
   Status BeginSave();
   // The bytes may go when it returns. An item may be put in pieces, one after another: an item's pieces but
   // the last are whole chunks. No other item comes in between.
@@ -91,8 +96,9 @@ class StateFile {
   // It is on the disk, and cannot be lost by a power cut.
   Status Commit();
 
-  uint64_t file_bytes() const;   // as it is on disk
-  uint64_t MemoryBytes() const;  // of its tables
+  // To the end of the last save. A save that was killed may have left more, which the next one cuts off.
+  uint64_t file_bytes() const;
+  uint64_t MemoryBytes() const;  // of its tables, and of a save that is under way
   StateFileCounters counters() const;
 
  private:

@@ -14,6 +14,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "platform/base/saturating.h"
 #include "platform/base/status.h"
 #include "runtime/store/state_file.h"
 
@@ -47,8 +48,9 @@ class StateVisitor {
   template <typename T>
   requires std::is_trivially_copyable_v<T> Status Vector(const StateKey& key, std::vector<T>* values,
                                                          uint64_t most_n) {
-    KVRUN_ASSIGN_OR_RETURN(const uint64_t n_bytes, Size(key, values->size() * sizeof(T), most_n * sizeof(T),
-                                                        static_cast<uint32_t>(sizeof(T))));
+    KVRUN_ASSIGN_OR_RETURN(const uint64_t n_bytes,
+                           Size(key, values->size() * sizeof(T), SaturatingProduct({most_n, sizeof(T)}),
+                                static_cast<uint32_t>(sizeof(T))));
     if (is_loading()) values->resize(n_bytes / sizeof(T));
     return Bytes(key, std::as_writable_bytes(std::span(*values)));
   }

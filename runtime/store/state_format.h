@@ -1,0 +1,92 @@
+// The bytes of a state file: its headers and the records of its tables. docs/formats/state_file.md.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "platform/base/status.h"
+#include "runtime/store/state_file.h"
+
+struct XXH3_state_s;
+
+namespace kvrun {
+
+inline constexpr uint32_t kStateVersion = 1;
+// Headers have blocks of their own, and segments begin at one: no write touches a block of what is valid.
+inline constexpr uint32_t kStateBlockBytes = 4096;
+inline constexpr uint64_t kMostStateSegments = 1024;  // then it is written anew: each is read at the start
+
+// XXH3 of 128 bits: its low 64 bits, then the high ones, each little-endian.
+using StateCheck = std::array<std::byte, 16>;
+
+StateCheck StateCheckOf(std::span<const std::byte> bytes, uint64_t file_id);
+
+// The same of bytes that come in pieces.
+class StateChecker {
+ public:
+  explicit StateChecker(uint64_t file_id);
+  void Add(std::span<const std::byte> bytes);
+  StateCheck Value() const;
+
+ private:
+  struct Free {
+    void operator()(XXH3_state_s* state) const;
+  };
+  std::unique_ptr<XXH3_state_s, Free> state_;
+};
+
+struct StateFileHeader {
+  static constexpr size_t kBytes = 64;
+  uint64_t file_id = 0;
+
+  std::array<std::byte, kBytes> Encode() const;
+  // `path`: for messages.
+  static Result<StateFileHeader> Decode(std::span<const std::byte, kBytes> bytes, const std::string& path);
+};
+
+struct StateSegmentHeader {
+  static constexpr size_t kBytes = 128;
+  uint64_t number = 0;  // of the segment, in its file
+  uint64_t payload_bytes = 0;
+  uint64_t n_items = 0;   // records of the table
+  uint64_t n_chunks = 0;  // the same
+  StateCheck table_check{};
+
+  uint64_t table_bytes() const;
+
+  std::array<std::byte, kBytes> Encode(uint64_t file_id) const;
+  // False where the bytes are no header of this file. What it answers can be added up without overflow.
+  static bool Decode(std::span<const std::byte, kBytes> bytes, uint64_t file_id, StateSegmentHeader* header);
+};
+
+// Of a table: one for each item that is not as it was, and its chunks that are not.
+struct StateItemRecord {
+  static constexpr size_t kBytes = 32;
+  enum class Kind : uint32_t { kIs = 1, kIsGone = 2 };
+  StateKey key;
+  Kind kind = Kind::kIs;
+  uint32_t n_chunks = 0;  // whose records follow
+  uint64_t size_bytes = 0;
+
+  std::array<std::byte, kBytes> Encode() const;
+  static bool Decode(std::span<const std::byte, kBytes> bytes, StateItemRecord* record);
+};
+
+struct StateChunkRecord {
+  static constexpr size_t kBytes = 32;
+  uint32_t index = 0;         // in its item
+  uint64_t offset_bytes = 0;  // in the file
+  StateCheck check{};
+
+  std::array<std::byte, kBytes> Encode() const;
+  static bool Decode(std::span<const std::byte, kBytes> bytes, StateChunkRecord* record);
+};
+
+// "item 3 of part 5 (layer 2, stream 0)".
+std::string StateKeyInWords(const StateKey& key);
+
+}  // namespace kvrun

@@ -1,0 +1,157 @@
+#include "runtime/store/state_save.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace kvrun {
+
+StateSave::StateSave(StateHandle& file, const StateTables& before, const Place& place)
+    : file_(file), before_(before), file_id_(place.file_id), at_bytes_(place.begin_bytes) {
+  segment_.begin_bytes = place.begin_bytes;
+  segment_.header.number = place.number;
+  tables_.Reserve(before);
+  buffer_.reserve(kStateChunkBytes);
+  // The header's block is written, too: once the rest is synced no space can be missing.
+  buffer_.resize(kStateBlockBytes);
+  at_bytes_ += kStateBlockBytes;
+}
+
+Status StateSave::Put(const StateKey& key, std::span<const std::byte> bytes, bool is_last) {
+  if (!is_last && bytes.size() % kStateChunkBytes != 0) {
+    return {StatusCode::kInvalidArgument,
+            fmt::format("a piece of {} of a session's state has {} bytes: all but the last have whole chunks "
+                        "of {}",
+                        StateKeyInWords(key), bytes.size(), kStateChunkBytes)};
+  }
+  KVRUN_RETURN_IF_ERROR(BeginItem(key));
+  while (!bytes.empty()) {
+    const auto chunk = bytes.first(std::min<size_t>(bytes.size(), kStateChunkBytes));
+    KVRUN_RETURN_IF_ERROR(PutChunk(chunk));
+    bytes = bytes.subspan(chunk.size());
+  }
+  is_in_item_ = !is_last;
+  return Status::Ok();
+}
+
+Status StateSave::BeginItem(const StateKey& key) {
+  if (!is_in_item_) {
+    tables_.AddItem(key);
+    same_ = before_.Find(key);
+    n_item_chunks_ = 0;
+  } else if (tables_.last().key != key) {
+    return {StatusCode::kInvalidArgument,
+            fmt::format("{} of a session's state comes between pieces of {}", StateKeyInWords(key),
+                        StateKeyInWords(tables_.last().key))};
+  }
+  return Status::Ok();
+}
+
+Status StateSave::PutChunk(std::span<const std::byte> bytes) {
+  const auto n_bytes = static_cast<uint32_t>(bytes.size());
+  const uint64_t index = n_item_chunks_++;
+  const StateCheck check = StateCheckOf(bytes, file_id_);
+  if (same_ != nullptr && index < StateTables::ChunksOf(same_->size_bytes) &&
+      StateTables::ChunkBytes(same_->size_bytes, index) == n_bytes) {
+    const StateTables::Chunk& chunk = before_.ChunksOf(*same_)[index];
+    if (chunk.check == check) {
+      tables_.AddChunk(chunk, n_bytes);
+      return Status::Ok();
+    }
+  }
+  if (index >= UINT32_MAX) {
+    return {StatusCode::kInvalidArgument,
+            fmt::format("{} of a session's state has more than {} chunks of {} bytes",
+                        StateKeyInWords(tables_.last().key), UINT32_MAX, kStateChunkBytes)};
+  }
+  tables_.AddChunk({at_bytes_, check}, n_bytes);
+  segment_.header.payload_bytes += n_bytes;
+  return Append(bytes);
+}
+
+Status StateSave::Append(std::span<const std::byte> bytes) {
+  if (buffer_.size() + bytes.size() > kStateChunkBytes) KVRUN_RETURN_IF_ERROR(Flush());
+  at_bytes_ += bytes.size();
+  if (bytes.size() == kStateChunkBytes) return file_.Write(at_bytes_ - bytes.size(), bytes);
+  buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
+  return Status::Ok();
+}
+
+Status StateSave::Flush() {
+  KVRUN_RETURN_IF_ERROR(file_.Write(at_bytes_ - buffer_.size(), buffer_));
+  buffer_.clear();
+  return Status::Ok();
+}
+
+// visit(record, item): of an item that is not as it was; null where it is gone.
+template <typename Visit>
+Status StateSave::ForEachChange(const Visit& visit) const {
+  const auto& old_items = before_.items();
+  auto old = old_items.begin();
+  const auto visit_gone = [&] {
+    StateItemRecord record{(old++)->key, StateItemRecord::Kind::kIsGone, 0, 0};
+    return visit(record, nullptr);
+  };
+  for (const StateTables::Item& item : tables_.items()) {
+    while (old != old_items.end() && old->key < item.key) KVRUN_RETURN_IF_ERROR(visit_gone());
+    const StateTables::Item* same = nullptr;
+    if (old != old_items.end() && old->key == item.key) same = &*old++;
+    const auto chunks = tables_.ChunksOf(item);
+    const auto n_written =
+        std::count_if(chunks.begin(), chunks.end(), [&](const auto& chunk) { return IsWritten(chunk); });
+    if (same != nullptr && same->size_bytes == item.size_bytes && n_written == 0) continue;
+    const StateItemRecord record{item.key, StateItemRecord::Kind::kIs, static_cast<uint32_t>(n_written),
+                                 item.size_bytes};
+    KVRUN_RETURN_IF_ERROR(visit(record, &item));
+  }
+  while (old != old_items.end()) KVRUN_RETURN_IF_ERROR(visit_gone());
+  return Status::Ok();
+}
+
+Result<bool> StateSave::HasChanges() {
+  if (is_in_item_) {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("{} of a session's state is not whole: its last piece was not put",
+                              StateKeyInWords(tables_.last().key)));
+  }
+  StateKey twice;
+  if (!tables_.Sort(&twice)) {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("{} of a session's state was put twice", StateKeyInWords(twice)));
+  }
+  StateSegmentHeader& header = segment_.header;
+  KVRUN_RETURN_IF_ERROR(ForEachChange([&](const StateItemRecord& record, const StateTables::Item*) {
+    ++header.n_items;
+    header.n_chunks += record.n_chunks;
+    return Status::Ok();
+  }));
+  return header.n_items > 0;
+}
+
+Status StateSave::WriteTable() {
+  StateChecker checker(file_id_);
+  const auto append = [&](std::span<const std::byte> bytes) {
+    checker.Add(bytes);
+    return Append(bytes);
+  };
+  const auto write = [&](const StateItemRecord& record, const StateTables::Item* item) {
+    KVRUN_RETURN_IF_ERROR(append(record.Encode()));
+    if (item == nullptr) return Status::Ok();
+    uint32_t index = 0;
+    for (const StateTables::Chunk& chunk : tables_.ChunksOf(*item)) {
+      const StateChunkRecord of_chunk{index++, chunk.offset_bytes, chunk.check};
+      if (IsWritten(chunk)) KVRUN_RETURN_IF_ERROR(append(of_chunk.Encode()));
+    }
+    return Status::Ok();
+  };
+  KVRUN_RETURN_IF_ERROR(ForEachChange(write));
+  segment_.header.table_check = checker.Value();
+  KVRUN_RETURN_IF_ERROR(Append(std::vector<std::byte>(segment_.end_bytes() - at_bytes_)));
+  return Flush();
+}
+
+Status StateSave::WriteHeader() {
+  return file_.Write(segment_.begin_bytes, segment_.header.Encode(file_id_));
+}
+
+}  // namespace kvrun
