@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include "platform/base/units.h"
 #include "runtime/store/state_file_io.h"
+#include "runtime/store/state_folder.h"
+#include "runtime/store/state_reader.h"
 #include "runtime/store/state_save.h"
 #include "runtime/store/state_tables.h"
 
@@ -26,13 +28,13 @@ const StateTables& NoTables() {
 
 class StateFile::Impl {
  public:
-  Impl(StateFileIo& io, std::string path, bool read_only)
-      : io_(io), path_(std::move(path)), read_only_(read_only) {}
+  Impl(StateFileIo& io, std::string path, StateFolder folder, bool read_only)
+      : io_(io), path_(std::move(path)), folder_(std::move(folder)), read_only_(read_only) {}
   ~Impl() { Abandon(); }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
-  Status CheckForCreation();
+  Status PrepareCreation();
   Status Load();
   Status Read(const StateKey& key, uint64_t offset_bytes, std::span<std::byte> to) const;
   Status BeginSave();
@@ -46,10 +48,13 @@ class StateFile::Impl {
   StateFileCounters counters() const;
 
  private:
-  // The segment at the end of what is read so far; false where there is no whole one.
-  Result<bool> LoadSegment(uint64_t size_bytes);
   Status ReadChunk(const StateKey& key, const StateTables::Chunk& chunk, std::span<std::byte> to) const;
-  bool MustWriteWhole() const;
+  // What has the name is locked by this process, if anything has it.
+  Status HoldName();
+  // It would be better, but a segment is as good.
+  bool WantsWhole() const;
+  // What was uncertain is settled, and a segment can go behind the last one.
+  bool CanAppend();
   Status CutTail();
   Status BeginWhole();
   Status CommitSegment();
@@ -58,82 +63,70 @@ class StateFile::Impl {
   // Of the save that is under way: what it has written goes.
   void Abandon();
   void Fail(const Status& status);
-  void CountAndClose(StateHandle* file);
+  void Count(const StateHandle& file);
 
   StateFileIo& io_;
   const std::string path_;
+  const StateFolder folder_;
   const bool read_only_;
 
   StateHandle file_;  // none before the first save
+  StateHandle held_;  // what has the name, if that is another file; locked
   uint64_t file_id_ = 0;
   uint64_t n_segments_ = 0;
   uint64_t end_bytes_ = 0;   // of the last whole segment
   uint64_t size_bytes_ = 0;  // of the file: what is behind the end is of no use
+  StateCheck last_check_{};  // of the last segment's header
   StateTables tables_;
-  // A header may be on the disk, or not, or a name: nothing can be built on it.
-  bool is_uncertain_ = false;
-  uint64_t whole_from_bytes_ = 0;  // below it the file is not written anew only to be smaller
+  // A header behind the end may be on the disk, or not: it has to be cut off before anything is written
+  // there.
+  bool header_is_uncertain_ = false;
+  bool name_is_uncertain_ = false;  // the same of a name
+  bool has_unread_tail_ = false;    // which may be a save: it stays until a whole file takes its place
+  // A save that has failed to write a whole file: the next ones append, below these.
+  uint64_t whole_from_bytes_ = 0;
+  uint64_t whole_from_segments_ = kManyStateSegments;
 
   StateHandle whole_;      // the file beside, of a save that writes one
-  StateHandle folder_;     // the same
   uint64_t whole_id_ = 0;  // the same
   std::unique_ptr<StateSave> save_;
 
   StateFileCounters closed_;  // of files that are closed, and saves
 };
 
-Status StateFile::Impl::CheckForCreation() {
-  KVRUN_RETURN_IF_ERROR(CheckStateFileName(io_, path_));
-  KVRUN_RETURN_IF_ERROR(StateHandle::OpenFolder(io_, path_).status());
-  RemoveStateFileBeside(io_, path_);
-  return Status::Ok();
+Status StateFile::Impl::PrepareCreation() {
+  KVRUN_RETURN_IF_ERROR(HoldName());
+  return folder_.RemoveLeftBeside();
 }
 
 Status StateFile::Impl::Load() {
-  const auto access = read_only_ ? StateHandle::Access::kRead : StateHandle::Access::kReadAndWrite;
-  KVRUN_ASSIGN_OR_RETURN(file_, StateHandle::Open(io_, path_, access));
-  if (!read_only_) RemoveStateFileBeside(io_, path_);
-  KVRUN_ASSIGN_OR_RETURN(size_bytes_, file_.SizeBytes());
-  std::array<std::byte, StateFileHeader::kBytes> bytes{};
-  if (size_bytes_ >= bytes.size()) KVRUN_RETURN_IF_ERROR(file_.Read(0, bytes));
-  KVRUN_ASSIGN_OR_RETURN(const StateFileHeader header, StateFileHeader::Decode(bytes, path_));
-  file_id_ = header.file_id;
-  end_bytes_ = kStateBlockBytes;
-  bool is_whole = true;
-  while (is_whole && n_segments_ < kMostStateSegments) {
-    KVRUN_ASSIGN_OR_RETURN(is_whole, LoadSegment(size_bytes_));
-  }
-  if (n_segments_ == 0) {
-    return {StatusCode::kCorrupt,
-            fmt::format("the session's file {} is damaged: no whole save is in it: the session has to be "
-                        "computed again, or its file copied again",
-                        path_)};
-  }
-  tables_.DropSpareMemory();
+  KVRUN_ASSIGN_OR_RETURN(file_, read_only_ ? folder_.OpenToRead() : folder_.OpenLocked());
+  // Who has it without having the name locked is about to see that.
+  if (!read_only_) (void)folder_.RemoveLeftBeside();
+  KVRUN_ASSIGN_OR_RETURN(StateContents found, ReadStateFile(file_));
+  file_id_ = found.file_id;
+  n_segments_ = found.n_segments;
+  end_bytes_ = found.end_bytes;
+  size_bytes_ = found.size_bytes;
+  last_check_ = found.last_check;
+  tables_ = std::move(found.tables);
+  has_unread_tail_ = found.has_unread_tail;
   if (read_only_) return Status::Ok();
   // The process before may have been killed between a header or a name and its sync: what is built on must
   // stay.
   KVRUN_RETURN_IF_ERROR(file_.SyncData());
-  KVRUN_ASSIGN_OR_RETURN(StateHandle folder, StateHandle::OpenFolder(io_, path_));
-  return folder.SyncFolder();
+  return folder_.Sync();
 }
 
-Result<bool> StateFile::Impl::LoadSegment(uint64_t size_bytes) {
-  StateSegment segment;
-  segment.begin_bytes = end_bytes_;
-  if (size_bytes < segment.payload_begin_bytes()) return false;
-  std::array<std::byte, StateSegmentHeader::kBytes> bytes{};
-  KVRUN_RETURN_IF_ERROR(file_.Read(segment.begin_bytes, bytes));
-  if (!StateSegmentHeader::Decode(bytes, file_id_, &segment.header) || segment.header.number != n_segments_ ||
-      segment.end_bytes() > size_bytes) {
-    return false;
+Status StateFile::Impl::HoldName() {
+  for (const StateHandle* file : {&file_, &held_}) {
+    if (file->valid() && folder_.IsNamed(*file)) return Status::Ok();
   }
-  Result<StateTables> tables = ReadStateTables(file_, file_id_, segment, tables_);
-  if (!tables.ok() && tables.status().code() == StatusCode::kCorrupt) return false;
-  KVRUN_ASSIGN_OR_RETURN(tables_, std::move(tables));
-  end_bytes_ = segment.end_bytes();
-  ++n_segments_;
-  return true;
+  held_ = StateHandle();
+  Result<StateHandle> named = folder_.OpenLocked();
+  if (!named.ok() && named.status().code() == StatusCode::kNotFound) return Status::Ok();
+  KVRUN_ASSIGN_OR_RETURN(held_, std::move(named));
+  return Status::Ok();
 }
 
 Status StateFile::Impl::ReadChunk(const StateKey& key, const StateTables::Chunk& chunk,
@@ -177,15 +170,22 @@ Status StateFile::Impl::Read(const StateKey& key, uint64_t offset_bytes, std::sp
   return Status::Ok();
 }
 
-bool StateFile::Impl::MustWriteWhole() const {
-  if (!file_.valid() || is_uncertain_ || n_segments_ >= kMostStateSegments) return true;
+bool StateFile::Impl::WantsWhole() const {
+  if (n_segments_ >= whole_from_segments_) return true;
   const uint64_t live_bytes = tables_.WholeFileBytes();
   const uint64_t dead_bytes = end_bytes_ - std::min(end_bytes_, live_bytes);
   const bool is_worth_it = dead_bytes > live_bytes && dead_bytes > kDeadBytesThatMayStay;
-  if (is_worth_it && end_bytes_ >= whole_from_bytes_) return true;
+  return is_worth_it && end_bytes_ >= whole_from_bytes_;
+}
+
+bool StateFile::Impl::CanAppend() {
+  if (!file_.valid() || has_unread_tail_ || n_segments_ >= kMostStateSegments) return false;
   // Nobody else should, but what is appended to a file without a name, or behind another's segment, is lost.
   const Result<uint64_t> size_bytes = file_.SizeBytes();
-  return !size_bytes.ok() || *size_bytes != size_bytes_ || !file_.HasItsName();
+  if (!size_bytes.ok() || *size_bytes != size_bytes_ || !folder_.IsNamed(file_)) return false;
+  if (name_is_uncertain_ && !folder_.Sync().ok()) return false;
+  name_is_uncertain_ = false;
+  return CutTail().ok();
 }
 
 Status StateFile::Impl::BeginSave() {
@@ -194,34 +194,35 @@ Status StateFile::Impl::BeginSave() {
     return {StatusCode::kInvalidArgument,
             fmt::format("the session's file {} was opened to be read: a save needs another name", path_)};
   }
-  if (MustWriteWhole()) {
+  if (WantsWhole() || !CanAppend()) {
     Status status = BeginWhole();
     if (!status.ok()) Fail(status);
     return status;
   }
-  KVRUN_RETURN_IF_ERROR(CutTail());
-  save_ = std::make_unique<StateSave>(file_, tables_, StateSave::Place{file_id_, n_segments_, end_bytes_});
+  const StateSave::Place place{file_id_, n_segments_, end_bytes_, last_check_};
+  save_ = std::make_unique<StateSave>(file_, tables_, place);
   return Status::Ok();
 }
 
 // What a save left that did not end. Nothing of it may look like a header once other bytes are around it.
 Status StateFile::Impl::CutTail() {
-  if (size_bytes_ == end_bytes_) return Status::Ok();
-  is_uncertain_ = true;
+  if (size_bytes_ == end_bytes_ && !header_is_uncertain_) return Status::Ok();
+  header_is_uncertain_ = true;
   KVRUN_RETURN_IF_ERROR(file_.Truncate(end_bytes_));
   KVRUN_RETURN_IF_ERROR(file_.SyncData());
   size_bytes_ = end_bytes_;
-  is_uncertain_ = false;
+  header_is_uncertain_ = false;
   return Status::Ok();
 }
 
 Status StateFile::Impl::BeginWhole() {
-  KVRUN_ASSIGN_OR_RETURN(StateHandle folder, StateHandle::OpenFolder(io_, path_));
-  KVRUN_ASSIGN_OR_RETURN(whole_, StateHandle::MakeBeside(io_, path_));
-  folder_ = std::move(folder);
+  KVRUN_RETURN_IF_ERROR(HoldName());
+  KVRUN_ASSIGN_OR_RETURN(whole_, folder_.MakeBeside());
+  KVRUN_RETURN_IF_ERROR(HoldName());  // something may have got the name while nothing was locked
   whole_id_ = io_.NewFileId();
   KVRUN_RETURN_IF_ERROR(whole_.Write(0, StateFileHeader{whole_id_}.Encode()));
-  save_ = std::make_unique<StateSave>(whole_, NoTables(), StateSave::Place{whole_id_, 0, kStateBlockBytes});
+  const StateSave::Place place{whole_id_, 0, kStateBlockBytes, {}};
+  save_ = std::make_unique<StateSave>(whole_, NoTables(), place);
   return Status::Ok();
 }
 
@@ -256,7 +257,7 @@ Status StateFile::Impl::CommitSegment() {
   if (!has_changes) return Status::Ok();
   KVRUN_RETURN_IF_ERROR(save_->WriteTable());
   KVRUN_RETURN_IF_ERROR(file_.SyncData());
-  is_uncertain_ = true;
+  header_is_uncertain_ = true;
   KVRUN_RETURN_IF_ERROR(save_->WriteHeader());
   KVRUN_RETURN_IF_ERROR(file_.SyncData());
   TakeOver(*save_);
@@ -268,14 +269,18 @@ Status StateFile::Impl::CommitWhole() {
   KVRUN_RETURN_IF_ERROR(save_->WriteTable());
   KVRUN_RETURN_IF_ERROR(save_->WriteHeader());
   KVRUN_RETURN_IF_ERROR(whole_.Sync());
-  is_uncertain_ = true;
-  KVRUN_RETURN_IF_ERROR(RenameStateFile(io_, path_));
-  KVRUN_RETURN_IF_ERROR(folder_.SyncFolder());
-  CountAndClose(&file_);
+  KVRUN_RETURN_IF_ERROR(HoldName());
+  name_is_uncertain_ = true;
+  KVRUN_RETURN_IF_ERROR(folder_.Rename(whole_));
+  KVRUN_RETURN_IF_ERROR(folder_.Sync());
+  Count(file_);
   file_ = std::move(whole_);
+  whole_ = StateHandle();
+  held_ = StateHandle();
   file_id_ = whole_id_;
   n_segments_ = 0;
   whole_from_bytes_ = 0;
+  whole_from_segments_ = kManyStateSegments;
   TakeOver(*save_);
   return Status::Ok();
 }
@@ -284,39 +289,47 @@ void StateFile::Impl::TakeOver(StateSave& save) {
   tables_ = std::move(save.tables());
   tables_.DropSpareMemory();
   end_bytes_ = size_bytes_ = save.segment().end_bytes();
+  last_check_ = save.segment().header.Check(save.file_id());
   ++n_segments_;
-  is_uncertain_ = false;
+  header_is_uncertain_ = name_is_uncertain_ = has_unread_tail_ = false;
 }
 
 void StateFile::Impl::Fail(const Status& status) {
   // There may be no space for two files, but for a segment: a smaller file is not tried at each save.
   const bool is_of_whole = save_ == nullptr || whole_.valid();
-  if (is_of_whole && status.code() == StatusCode::kIo) whole_from_bytes_ = 2 * end_bytes_;
+  if (is_of_whole && status.code() == StatusCode::kIo) {
+    whole_from_bytes_ = 2 * end_bytes_;
+    whole_from_segments_ = std::max(kManyStateSegments, 2 * n_segments_);
+  }
   Abandon();
 }
 
 void StateFile::Impl::Abandon() {
-  const bool is_segment = save_ != nullptr && !whole_.valid();
+  const uint64_t written_end_bytes =
+      save_ != nullptr && !whole_.valid() ? save_->written_end_bytes() : end_bytes_;
   save_.reset();
-  folder_ = StateHandle();
   if (whole_.valid()) {
-    CountAndClose(&whole_);
-    RemoveStateFileBeside(io_, path_);
+    Count(whole_);
+    folder_.RemoveBeside(whole_);
+    // It may have got the name: nobody else gets it then.
+    if (folder_.IsNamed(whole_)) held_ = std::move(whole_);
+    whole_ = StateHandle();
   }
-  if (!is_segment) return;
-  // Where the rest cannot be cut off, the next save tries it again.
+  if (written_end_bytes == end_bytes_) return;
+  // Another process's bytes, which should not be there, stay. Where the rest cannot be cut off, the next save
+  // tries it again.
   Result<uint64_t> size_bytes = file_.SizeBytes();
-  if (size_bytes.ok() && *size_bytes > end_bytes_) {
+  if (!size_bytes.ok() || *size_bytes > written_end_bytes) return;
+  if (*size_bytes > end_bytes_) {
     (void)file_.Truncate(end_bytes_);
     size_bytes = file_.SizeBytes();
   }
   if (size_bytes.ok()) size_bytes_ = *size_bytes;
 }
 
-void StateFile::Impl::CountAndClose(StateHandle* file) {
-  closed_.read_bytes += file->read_bytes();
-  closed_.written_bytes += file->written_bytes();
-  *file = StateHandle();
+void StateFile::Impl::Count(const StateHandle& file) {
+  closed_.read_bytes += file.read_bytes();
+  closed_.written_bytes += file.written_bytes();
 }
 
 StateFileCounters StateFile::Impl::counters() const {
@@ -332,13 +345,18 @@ StateFile::StateFile(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 StateFile::~StateFile() = default;
 
 Result<std::unique_ptr<StateFile>> StateFile::Create(const std::string& path, StateFileIo* io) {
-  auto impl = std::make_unique<Impl>(io != nullptr ? *io : SystemStateFileIo(), path, false);
-  KVRUN_RETURN_IF_ERROR(impl->CheckForCreation());
+  StateFileIo& system = io != nullptr ? *io : SystemStateFileIo();
+  KVRUN_ASSIGN_OR_RETURN(StateFolder folder, StateFolder::Open(system, path));
+  auto impl = std::make_unique<Impl>(system, path, std::move(folder), false);
+  KVRUN_RETURN_IF_ERROR(impl->PrepareCreation());
   return std::unique_ptr<StateFile>(new StateFile(std::move(impl)));
 }
 
 Result<std::unique_ptr<StateFile>> StateFile::Open(const std::string& path, bool read_only, StateFileIo* io) {
-  auto impl = std::make_unique<Impl>(io != nullptr ? *io : SystemStateFileIo(), path, read_only);
+  StateFileIo& system = io != nullptr ? *io : SystemStateFileIo();
+  KVRUN_ASSIGN_OR_RETURN(StateFolder folder,
+                         read_only ? StateFolder::Unopened(system, path) : StateFolder::Open(system, path));
+  auto impl = std::make_unique<Impl>(system, path, std::move(folder), read_only);
   KVRUN_RETURN_IF_ERROR(impl->Load());
   return std::unique_ptr<StateFile>(new StateFile(std::move(impl)));
 }

@@ -8,7 +8,11 @@
 // writes all chunks to another file, which then takes the name.
 //
 // Whenever the process or the machine ends: the file then holds the last save that Commit has answered, or
-// one that was under way, whole; never a part of one.
+// one that was under way, whole; never a part of one. What damage has made of it is an error, not an older
+// save.
+//
+// One process at a time has a file to save to it, which keeps others from that by a lock; who only reads
+// needs none, and sees the last save there was when it opened the file.
 //
 // Threads: one at a time.
 #pragma once
@@ -62,12 +66,22 @@ struct StateFileCounters {
 class StateFile {
  public:
   // An empty one, which is on disk when it is first saved; what had its name is there until then. The folder
-  // must be there. Mode 0600. kInvalidArgument: what has its name is not a file of this user's own.
+  // must be there; it stays that folder wherever the process goes. Mode 0600. kInvalidArgument: what has its
+  // name is not a file of this user's own, or another process has it to save to it. (Where nothing has the
+  // name yet, the first of two processes to begin a save gets it, and the other one's saves say so.)
   // `io`: of tests; null is the system's.
   static Result<std::unique_ptr<StateFile>> Create(const std::string& path, StateFileIo* io = nullptr);
   // The last whole save. kNotFound: there is no file. kUnsupported: of another version of the format, which
-  // the message names. kCorrupt: no whole save is in it. kInvalidArgument: not a file of this user's own (a
-  // link, a pipe, another's). `read_only`: may be of a folder that cannot be written; no saves.
+  // the message names. kCorrupt: no whole save is in it, or one that was answered is not whole any more: it
+  // has to be computed again. kInvalidArgument: not a file of this user's own (a link, a pipe, another's), or
+  // another process has it to save to it. `read_only`: may be of a folder that cannot be written; no saves,
+  // and no lock.
+  //
+  // Where the disk cannot read what lies behind a whole save, that save is what the file holds: a sector may
+  // be unreadable because the power went while it was written. The next save then writes a whole file.
+  //
+  // kIo also where what is there cannot be synced. The system says that once: a second Open may then answer,
+  // and build on, what a power cut loses.
   static Result<std::unique_ptr<StateFile>> Open(const std::string& path, bool read_only = false,
                                                  StateFileIo* io = nullptr);
   ~StateFile();
@@ -88,7 +102,7 @@ class StateFile {
   // --- A save. Begins; then Put of every item that there is; then Commit. An item that was not put is gone.
   // After an error, and after BeginSave without Commit, this is what the last save holds, and a save may
   // begin anew. (Where Commit failed at its very end, the file itself may hold the save that failed, whole,
-  // as it may after a power cut; the next save then writes a whole file.)
+  // as it may after a power cut, until the next save begins.) kInvalidArgument: another process has the file.
   Status BeginSave();
   // The bytes may go when it returns. An item may be put in pieces, one after another: an item's pieces but
   // the last are whole chunks. No other item comes in between.

@@ -2,13 +2,15 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <fstream>
 #include <random>
-#include <string_view>
 
 namespace kvrun {
 namespace {
@@ -16,12 +18,7 @@ namespace {
 // Of one call; Linux moves no more than 2 GiB.
 constexpr size_t kMostCallBytes = size_t{1} << 30;
 
-template <typename Call>
-auto Uninterrupted(const Call& call) {
-  auto answer = call();
-  while (answer < 0 && errno == EINTR) answer = call();
-  return answer;
-}
+}  // namespace
 
 Status CannotReadState(int error_number, const std::string& path) {
   const Status status = StatusFromErrno(error_number, "cannot read the session's file " + path);
@@ -37,32 +34,14 @@ Status CannotSaveState(int error_number, const std::string& path) {
   return {status.code(), status.message() + remedy};
 }
 
-Status NotAStateFile(const std::string& path, std::string_view what) {
-  return {StatusCode::kInvalidArgument,
-          fmt::format("{} cannot be a session's file: it is {}: name another", path, what)};
+int StateFileIo::Open(int folder, const char* name, int flags, mode_t mode) {
+  return ::openat(folder, name, flags, mode);
 }
-
-Status CheckFacts(const std::string& path, const struct stat& facts) {
-  if (S_ISLNK(facts.st_mode)) return NotAStateFile(path, "a symbolic link");
-  if (S_ISDIR(facts.st_mode)) return NotAStateFile(path, "a folder");
-  if (S_ISFIFO(facts.st_mode)) return NotAStateFile(path, "a pipe");
-  if (!S_ISREG(facts.st_mode)) return NotAStateFile(path, "a device or a socket");
-  if (facts.st_uid != geteuid()) return NotAStateFile(path, "another user's");
-  return Status::Ok();
-}
-
-std::string FolderOf(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
-}
-
-}  // namespace
-
-int StateFileIo::Open(const char* path, int flags, mode_t mode) { return ::open(path, flags, mode); }
 int StateFileIo::Close(int fd) { return ::close(fd); }
 int StateFileIo::Stat(int fd, struct stat* facts) { return ::fstat(fd, facts); }
-int StateFileIo::StatName(const char* path, struct stat* facts) { return ::lstat(path, facts); }
+int StateFileIo::StatName(int folder, const char* name, struct stat* facts) {
+  return ::fstatat(folder, name, facts, AT_SYMLINK_NOFOLLOW);
+}
 ssize_t StateFileIo::ReadAt(int fd, void* to, size_t n_bytes, off_t offset_bytes) {
   return ::pread(fd, to, n_bytes, offset_bytes);
 }
@@ -72,8 +51,26 @@ ssize_t StateFileIo::WriteAt(int fd, const void* from, size_t n_bytes, off_t off
 int StateFileIo::Truncate(int fd, off_t size_bytes) { return ::ftruncate(fd, size_bytes); }
 int StateFileIo::SyncData(int fd) { return ::fdatasync(fd); }
 int StateFileIo::Sync(int fd) { return ::fsync(fd); }
-int StateFileIo::Rename(const char* from, const char* to) { return std::rename(from, to); }
-int StateFileIo::Remove(const char* path) { return ::unlink(path); }
+int StateFileIo::Rename(int folder, const char* from, const char* to) {
+  return ::renameat(folder, from, folder, to);
+}
+int StateFileIo::Remove(int folder, const char* name) { return ::unlinkat(folder, name, 0); }
+int StateFileIo::Lock(int fd) { return ::flock(fd, LOCK_EX | LOCK_NB); }
+// "1: FLOCK  ADVISORY  WRITE 812 08:01:393301 0 EOF": a process, a device in hexadecimal digits, a file.
+pid_t StateFileIo::LockHolder(const struct stat& facts) {
+  std::ifstream lines("/proc/locks");
+  for (std::string line; std::getline(lines, line);) {
+    int holder = 0;
+    unsigned device[2] = {};
+    unsigned long long inode = 0;
+    if (std::sscanf(line.c_str(), "%*s FLOCK %*s WRITE %d %x:%x:%llu", &holder, &device[0], &device[1],
+                    &inode) == 4 &&
+        makedev(device[0], device[1]) == facts.st_dev && inode == facts.st_ino && holder > 0) {
+      return holder;
+    }
+  }
+  return 0;
+}
 uint64_t StateFileIo::NewFileId() {
   std::random_device random;
   return uint64_t{random()} << 32 | random();
@@ -82,50 +79,6 @@ uint64_t StateFileIo::NewFileId() {
 StateFileIo& SystemStateFileIo() {
   static StateFileIo system;
   return system;
-}
-
-std::string StateFileBeside(const std::string& path) { return path + ".kvrun-new"; }
-
-Result<StateHandle> StateHandle::Open(StateFileIo& io, const std::string& path, Access access) {
-  // A pipe without a writer would block open() before it can be refused.
-  const int flags =
-      (access == Access::kRead ? O_RDONLY : O_RDWR) | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
-  StateHandle file(io, path, Uninterrupted([&] { return io.Open(path.c_str(), flags, 0); }));
-  if (!file.valid()) {
-    const int error_number = errno;
-    // What it is says more than that it cannot be opened.
-    KVRUN_RETURN_IF_ERROR(CheckStateFileName(io, path));
-    if (error_number != ENOENT) return CannotReadState(error_number, path);
-    return Status(StatusCode::kNotFound,
-                  fmt::format("there is no session's file {}: name one that was saved", path));
-  }
-  struct stat facts {};
-  if (Uninterrupted([&] { return io.Stat(file.fd_, &facts); }) != 0) return CannotReadState(errno, path);
-  KVRUN_RETURN_IF_ERROR(CheckFacts(path, facts));
-  return file;
-}
-
-Result<StateHandle> StateHandle::MakeBeside(StateFileIo& io, const std::string& path) {
-  const std::string beside = StateFileBeside(path);
-  const int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-  const auto make = [&] { return io.Open(beside.c_str(), flags, 0600); };
-  int fd = Uninterrupted(make);
-  if (fd < 0 && errno == EEXIST && Uninterrupted([&] { return io.Remove(beside.c_str()); }) == 0)
-    fd = Uninterrupted(make);
-  if (fd < 0) return CannotSaveState(errno, path);
-  return StateHandle(io, path, fd);
-}
-
-Result<StateHandle> StateHandle::OpenFolder(StateFileIo& io, const std::string& path) {
-  const std::string folder = FolderOf(path);
-  const int fd =
-      Uninterrupted([&] { return io.Open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0); });
-  if (fd < 0) {
-    const Status status =
-        StatusFromErrno(errno, fmt::format("cannot open the folder of the session's file {}", path));
-    return Status(status.code(), status.message() + ": make it, or name a file in another");
-  }
-  return StateHandle(io, path, fd);
 }
 
 StateHandle& StateHandle::operator=(StateHandle&& other) noexcept {
@@ -189,42 +142,10 @@ Status StateHandle::Sync() {
   return CannotSaveState(errno, path_);
 }
 
-Status StateHandle::SyncFolder() {
-  if (Uninterrupted([&] { return io_->Sync(fd_); }) == 0) return Status::Ok();
-  return errno == EINVAL || errno == EOPNOTSUPP ? Status::Ok() : CannotSaveState(errno, path_);
-}
-
 Result<uint64_t> StateHandle::SizeBytes() const {
   struct stat facts {};
   if (Uninterrupted([&] { return io_->Stat(fd_, &facts); }) != 0) return CannotReadState(errno, path_);
   return static_cast<uint64_t>(facts.st_size);
-}
-
-bool StateHandle::HasItsName() const {
-  struct stat named {};
-  struct stat own {};
-  return Uninterrupted([&] { return io_->StatName(path_.c_str(), &named); }) == 0 &&
-         Uninterrupted([&] { return io_->Stat(fd_, &own); }) == 0 && named.st_dev == own.st_dev &&
-         named.st_ino == own.st_ino;
-}
-
-Status CheckStateFileName(StateFileIo& io, const std::string& path) {
-  if (path.empty() || path.back() == '/') return NotAStateFile(path, "no name of a file");
-  struct stat facts {};
-  // Whatever else is wrong is said when it is opened or written.
-  if (Uninterrupted([&] { return io.StatName(path.c_str(), &facts); }) != 0) return Status::Ok();
-  return CheckFacts(path, facts);
-}
-
-Status RenameStateFile(StateFileIo& io, const std::string& path) {
-  const std::string beside = StateFileBeside(path);
-  if (Uninterrupted([&] { return io.Rename(beside.c_str(), path.c_str()); }) == 0) return Status::Ok();
-  return CannotSaveState(errno, path);
-}
-
-void RemoveStateFileBeside(StateFileIo& io, const std::string& path) {
-  const std::string beside = StateFileBeside(path);
-  (void)Uninterrupted([&] { return io.Remove(beside.c_str()); });
 }
 
 }  // namespace kvrun

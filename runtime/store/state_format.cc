@@ -28,12 +28,14 @@ constexpr size_t kPayloadBytesAt = 16;
 constexpr size_t kItemsAt = 24;
 constexpr size_t kChunksAt = 32;
 constexpr size_t kTableCheckAt = 40;
-constexpr size_t kSegmentZerosAt = 56;  // of which 32 are for a salt
+constexpr size_t kPreviousCheckAt = 56;
+constexpr size_t kSegmentZerosAt = 72;  // of which 32 are for a salt
 constexpr size_t kSegmentCheckAt = 112;
 
 // More cannot be in a file.
 constexpr uint64_t kMostPayloadBytes = uint64_t{1} << 62;
-constexpr uint64_t kMostRecords = uint64_t{1} << 56;
+// A save may have other items than the one before, all of which are gone.
+constexpr uint64_t kMostItemRecords = 2 * kMostStateItems;
 
 template <typename T>
 void Store(std::span<std::byte> bytes, size_t at, T value) {
@@ -51,6 +53,12 @@ T Loaded(std::span<const std::byte> bytes, size_t at) {
 
 void StoreCheck(std::span<std::byte> bytes, size_t at, const StateCheck& check) {
   std::copy(check.begin(), check.end(), bytes.begin() + static_cast<ptrdiff_t>(at));
+}
+
+StateCheck LoadedCheck(std::span<const std::byte> bytes, size_t at) {
+  StateCheck check;
+  std::memcpy(check.data(), bytes.data() + at, check.size());
+  return check;
 }
 
 bool HoldsCheck(std::span<const std::byte> bytes, size_t at, const StateCheck& check) {
@@ -148,24 +156,32 @@ std::array<std::byte, StateSegmentHeader::kBytes> StateSegmentHeader::Encode(uin
   Store(bytes, kItemsAt, n_items);
   Store(bytes, kChunksAt, n_chunks);
   StoreCheck(bytes, kTableCheckAt, table_check);
+  StoreCheck(bytes, kPreviousCheckAt, previous_check);
   StoreCheck(bytes, kSegmentCheckAt, StateCheckOf(std::span(bytes).first(kSegmentCheckAt), file_id));
   return bytes;
 }
 
+StateCheck StateSegmentHeader::Check(uint64_t file_id) const {
+  return LoadedCheck(Encode(file_id), kSegmentCheckAt);
+}
+
 bool StateSegmentHeader::Decode(std::span<const std::byte, kBytes> bytes, uint64_t file_id,
                                 StateSegmentHeader* header) {
+  header->number = Loaded<uint64_t>(bytes, kNumberAt);
+  header->payload_bytes = Loaded<uint64_t>(bytes, kPayloadBytesAt);
+  header->n_items = Loaded<uint64_t>(bytes, kItemsAt);
+  header->n_chunks = Loaded<uint64_t>(bytes, kChunksAt);
+  header->table_check = LoadedCheck(bytes, kTableCheckAt);
+  header->previous_check = LoadedCheck(bytes, kPreviousCheckAt);
   if (std::memcmp(bytes.data(), kSegmentMagic, kMagicBytes) != 0 ||
       !HoldsCheck(bytes, kSegmentCheckAt, StateCheckOf(bytes.first(kSegmentCheckAt), file_id)) ||
       !AreZeros(bytes.subspan(kSegmentZerosAt, kSegmentCheckAt - kSegmentZerosAt))) {
     return false;
   }
-  header->number = Loaded<uint64_t>(bytes, kNumberAt);
-  header->payload_bytes = Loaded<uint64_t>(bytes, kPayloadBytesAt);
-  header->n_items = Loaded<uint64_t>(bytes, kItemsAt);
-  header->n_chunks = Loaded<uint64_t>(bytes, kChunksAt);
-  std::memcpy(header->table_check.data(), bytes.data() + kTableCheckAt, header->table_check.size());
-  return header->payload_bytes <= kMostPayloadBytes && header->n_items <= kMostRecords &&
-         header->n_chunks <= kMostRecords;
+  // Of an item one chunk may be shorter than the others, and none is empty.
+  return header->payload_bytes <= kMostPayloadBytes && header->n_items <= kMostItemRecords &&
+         header->n_chunks <= header->payload_bytes &&
+         header->n_chunks <= header->payload_bytes / kStateChunkBytes + header->n_items;
 }
 
 std::array<std::byte, StateItemRecord::kBytes> StateItemRecord::Encode() const {
@@ -204,7 +220,7 @@ std::array<std::byte, StateChunkRecord::kBytes> StateChunkRecord::Encode() const
 bool StateChunkRecord::Decode(std::span<const std::byte, kBytes> bytes, StateChunkRecord* record) {
   record->index = Loaded<uint32_t>(bytes, 0);
   record->offset_bytes = Loaded<uint64_t>(bytes, 8);
-  std::memcpy(record->check.data(), bytes.data() + 16, record->check.size());
+  record->check = LoadedCheck(bytes, 16);
   return AreZeros(bytes.subspan(4, 4));
 }
 

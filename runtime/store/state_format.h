@@ -18,7 +18,10 @@ namespace kvrun {
 inline constexpr uint32_t kStateVersion = 1;
 // Headers have blocks of their own, and segments begin at one: no write touches a block of what is valid.
 inline constexpr uint32_t kStateBlockBytes = 4096;
-inline constexpr uint64_t kMostStateSegments = 1024;  // then it is written anew: each is read at the start
+// So many, and it is written anew: each is read at the start. More there are only where that has failed.
+inline constexpr uint64_t kManyStateSegments = 1024;
+inline constexpr uint64_t kMostStateSegments = 65536;
+inline constexpr uint64_t kMostStateItems = uint64_t{1} << 24;  // of a save
 
 // XXH3 of 128 bits: its low 64 bits, then the high ones, each little-endian.
 using StateCheck = std::array<std::byte, 16>;
@@ -55,11 +58,17 @@ struct StateSegmentHeader {
   uint64_t n_items = 0;   // records of the table
   uint64_t n_chunks = 0;  // the same
   StateCheck table_check{};
+  // The check of the header before it, which has that of the one before that: what lies behind it in another
+  // history of the same file does not follow here. Zeros in the first one.
+  StateCheck previous_check{};
 
   uint64_t table_bytes() const;
 
   std::array<std::byte, kBytes> Encode(uint64_t file_id) const;
-  // False where the bytes are no header of this file. What it answers can be added up without overflow.
+  // Of the header itself.
+  StateCheck Check(uint64_t file_id) const;
+  // False where the bytes are no header of this file; `header` is what they say, then, too. Else that can be
+  // added up without overflow, and there are no more items and chunks than there can be.
   static bool Decode(std::span<const std::byte, kBytes> bytes, uint64_t file_id, StateSegmentHeader* header);
 };
 

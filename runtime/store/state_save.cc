@@ -7,9 +7,14 @@
 namespace kvrun {
 
 StateSave::StateSave(StateHandle& file, const StateTables& before, const Place& place)
-    : file_(file), before_(before), file_id_(place.file_id), at_bytes_(place.begin_bytes) {
+    : file_(file),
+      before_(before),
+      file_id_(place.file_id),
+      at_bytes_(place.begin_bytes),
+      written_end_bytes_(place.begin_bytes) {
   segment_.begin_bytes = place.begin_bytes;
   segment_.header.number = place.number;
+  segment_.header.previous_check = place.previous_check;
   tables_.Reserve(before);
   buffer_.reserve(kStateChunkBytes);
   // The header's block is written, too: once the rest is synced no space can be missing.
@@ -36,6 +41,11 @@ Status StateSave::Put(const StateKey& key, std::span<const std::byte> bytes, boo
 
 Status StateSave::BeginItem(const StateKey& key) {
   if (!is_in_item_) {
+    if (tables_.items().size() == kMostStateItems) {
+      return {StatusCode::kInvalidArgument,
+              fmt::format("{} of a session's state is one too many: a save has at most {}",
+                          StateKeyInWords(key), kMostStateItems)};
+    }
     tables_.AddItem(key);
     same_ = before_.Find(key);
     n_item_chunks_ = 0;
@@ -72,13 +82,18 @@ Status StateSave::PutChunk(std::span<const std::byte> bytes) {
 Status StateSave::Append(std::span<const std::byte> bytes) {
   if (buffer_.size() + bytes.size() > kStateChunkBytes) KVRUN_RETURN_IF_ERROR(Flush());
   at_bytes_ += bytes.size();
-  if (bytes.size() == kStateChunkBytes) return file_.Write(at_bytes_ - bytes.size(), bytes);
+  if (bytes.size() == kStateChunkBytes) return Write(at_bytes_ - bytes.size(), bytes);
   buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
   return Status::Ok();
 }
 
+Status StateSave::Write(uint64_t offset_bytes, std::span<const std::byte> bytes) {
+  written_end_bytes_ = std::max(written_end_bytes_, offset_bytes + bytes.size());
+  return file_.Write(offset_bytes, bytes);
+}
+
 Status StateSave::Flush() {
-  KVRUN_RETURN_IF_ERROR(file_.Write(at_bytes_ - buffer_.size(), buffer_));
+  KVRUN_RETURN_IF_ERROR(Write(at_bytes_ - buffer_.size(), buffer_));
   buffer_.clear();
   return Status::Ok();
 }
@@ -150,8 +165,6 @@ Status StateSave::WriteTable() {
   return Flush();
 }
 
-Status StateSave::WriteHeader() {
-  return file_.Write(segment_.begin_bytes, segment_.header.Encode(file_id_));
-}
+Status StateSave::WriteHeader() { return Write(segment_.begin_bytes, segment_.header.Encode(file_id_)); }
 
 }  // namespace kvrun

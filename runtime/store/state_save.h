@@ -18,6 +18,7 @@ class StateSave {
     uint64_t file_id = 0;
     uint64_t number = 0;  // of the segment
     uint64_t begin_bytes = 0;
+    StateCheck previous_check{};  // of the header before
   };
 
   // `before`: what the file holds, of which nothing is written again.
@@ -33,14 +34,18 @@ class StateSave {
   Status WriteTable();
   Status WriteHeader();
 
+  uint64_t file_id() const { return file_id_; }
   const StateSegment& segment() const { return segment_; }
   StateTables& tables() { return tables_; }
+  // Nothing of it lies behind, whether a write that failed has done a part or not. Its begin: nothing at all.
+  uint64_t written_end_bytes() const { return written_end_bytes_; }
   uint64_t MemoryBytes() const { return tables_.MemoryBytes() + buffer_.capacity(); }
 
  private:
   Status BeginItem(const StateKey& key);
   Status PutChunk(std::span<const std::byte> bytes);
   Status Append(std::span<const std::byte> bytes);
+  Status Write(uint64_t offset_bytes, std::span<const std::byte> bytes);
   Status Flush();
   template <typename Visit>
   Status ForEachChange(const Visit& visit) const;
@@ -56,6 +61,7 @@ class StateSave {
 
   std::vector<std::byte> buffer_;  // what is not written yet, before at_bytes_
   uint64_t at_bytes_;
+  uint64_t written_end_bytes_;
 
   bool is_in_item_ = false;                  // more pieces are to come
   const StateTables::Item* same_ = nullptr;  // as the last item was before

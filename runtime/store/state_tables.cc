@@ -17,55 +17,73 @@ Status NoWholeSave(const StateHandle& file, const char* why) {
                       file.path(), why)};
 }
 
-// The bytes of a table, from its begin to its end. Never all of them in memory.
+Status TableContradictsItself(const StateHandle& file) {
+  return NoWholeSave(file, "a table of it contradicts itself");
+}
+
+// The records of a table, from its begin to its end. Never all of them in memory.
 class TableBytes {
  public:
-  TableBytes(const StateHandle& file, const StateSegment& segment)
-      : file_(file), at_bytes_(segment.payload_end_bytes()), left_bytes_(segment.header.table_bytes()) {}
+  TableBytes(const StateHandle& file, const StateSegment& segment, uint64_t file_id)
+      : file_(file),
+        at_bytes_(segment.payload_end_bytes()),
+        left_bytes_(segment.header.table_bytes()),
+        checker_(file_id) {}
 
   bool AtEnd() const { return left_bytes_ == 0 && rest_.empty(); }
-
-  // What comes next of it, at most `most_bytes`; empty at its end.
-  Result<std::span<const std::byte>> Next(size_t most_bytes) {
-    if (rest_.empty() && left_bytes_ > 0) {
-      buffer_.resize(std::min<uint64_t>(left_bytes_, kStateChunkBytes));
-      KVRUN_RETURN_IF_ERROR(file_.Read(at_bytes_, buffer_));
-      at_bytes_ += buffer_.size();
-      left_bytes_ -= buffer_.size();
-      rest_ = buffer_;
-    }
-    const std::span<const std::byte> next = rest_.first(std::min(most_bytes, rest_.size()));
-    rest_ = rest_.subspan(next.size());
-    return next;
-  }
 
   // A record, which both kinds of are of one size, of which the buffer is a multiple.
   template <typename Record>
   Status NextRecord(Record* record) {
     static_assert(kStateChunkBytes % Record::kBytes == 0);
-    KVRUN_ASSIGN_OR_RETURN(const auto bytes, Next(Record::kBytes));
-    if (bytes.size() == Record::kBytes && Record::Decode(bytes.template first<Record::kBytes>(), record)) {
-      return Status::Ok();
+    if (rest_.empty()) KVRUN_RETURN_IF_ERROR(Refill());
+    if (rest_.empty() || !Record::Decode(rest_.template first<Record::kBytes>(), record)) {
+      return TableContradictsItself(file_);
     }
-    return NoWholeSave(file_, "a table of it contradicts itself");
+    rest_ = rest_.subspan(Record::kBytes);
+    return Status::Ok();
   }
 
+  // Of what has been read.
+  StateCheck Check() const { return checker_.Value(); }
+
  private:
+  Status Refill() {
+    buffer_.resize(std::min<uint64_t>(left_bytes_, kStateChunkBytes));
+    KVRUN_RETURN_IF_ERROR(file_.Read(at_bytes_, buffer_));
+    checker_.Add(buffer_);
+    at_bytes_ += buffer_.size();
+    left_bytes_ -= buffer_.size();
+    rest_ = buffer_;
+    return Status::Ok();
+  }
+
   const StateHandle& file_;
   uint64_t at_bytes_;
   uint64_t left_bytes_;
+  StateChecker checker_;
   std::vector<std::byte> buffer_;
   std::span<const std::byte> rest_;
 };
 
+// It is what was written, and has as many records as its header says: only then is memory taken for them. A
+// table of zeros, which a file without bytes of its own may seem to have, ends it at the first record.
 Status CheckTable(const StateHandle& file, uint64_t file_id, const StateSegment& segment) {
-  TableBytes table(file, segment);
-  StateChecker checker(file_id);
-  while (!table.AtEnd()) {
-    KVRUN_ASSIGN_OR_RETURN(const auto piece, table.Next(kStateChunkBytes));
-    checker.Add(piece);
+  TableBytes table(file, segment, file_id);
+  const StateSegmentHeader& header = segment.header;
+  uint64_t n_chunks = 0;
+  for (uint64_t i = 0; i < header.n_items; ++i) {
+    StateItemRecord item;
+    KVRUN_RETURN_IF_ERROR(table.NextRecord(&item));
+    for (uint32_t j = 0; j < item.n_chunks; ++j) {
+      StateChunkRecord chunk;
+      KVRUN_RETURN_IF_ERROR(table.NextRecord(&chunk));
+      if (chunk.offset_bytes < segment.payload_begin_bytes()) return TableContradictsItself(file);
+    }
+    n_chunks += item.n_chunks;
   }
-  if (checker.Value() == segment.header.table_check) return Status::Ok();
+  if (n_chunks != header.n_chunks) return TableContradictsItself(file);
+  if (table.Check() == header.table_check) return Status::Ok();
   return NoWholeSave(file, "a table of it is not what was written");
 }
 
@@ -73,8 +91,9 @@ Status CheckTable(const StateHandle& file, uint64_t file_id, const StateSegment&
 // wrote the file can have computed its checksums.
 class TableReader {
  public:
-  TableReader(const StateHandle& file, const StateSegment& segment, const StateTables& before)
-      : file_(file), segment_(segment), before_(before), bytes_(file, segment) {
+  TableReader(const StateHandle& file, uint64_t file_id, const StateSegment& segment,
+              const StateTables& before)
+      : file_(file), segment_(segment), before_(before), bytes_(file, segment, file_id) {
     after_.Reserve(before, segment.header.n_items, segment.header.n_chunks);
   }
 
@@ -98,14 +117,15 @@ class TableReader {
       }
     }
     for (; old != old_items.end(); ++old) Keep(*old);
-    // No byte belongs to two chunks: what all items are of is in the file.
+    // So items are no longer than their file.
     if (listed_bytes_ != segment_.header.payload_bytes) return Contradiction();
-    if (n_items_ != segment_.header.n_items) return Contradiction();
+    if (n_items_ != segment_.header.n_items || after_.items().size() > kMostStateItems)
+      return Contradiction();
     return std::move(after_);
   }
 
  private:
-  Status Contradiction() const { return NoWholeSave(file_, "a table of it contradicts itself"); }
+  Status Contradiction() const { return TableContradictsItself(file_); }
 
   void Keep(const StateTables::Item& item) {
     after_.AddItem(item.key);
@@ -214,7 +234,7 @@ void StateTables::DropSpareMemory() {
 Result<StateTables> ReadStateTables(const StateHandle& file, uint64_t file_id, const StateSegment& segment,
                                     const StateTables& before) {
   KVRUN_RETURN_IF_ERROR(CheckTable(file, file_id, segment));
-  return TableReader(file, segment, before).Read();
+  return TableReader(file, file_id, segment, before).Read();
 }
 
 }  // namespace kvrun

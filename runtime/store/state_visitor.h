@@ -8,8 +8,10 @@
 // Threads: as of what is visited.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <type_traits>
 #include <vector>
@@ -19,6 +21,15 @@
 #include "runtime/store/state_file.h"
 
 namespace kvrun {
+
+// Whether the bytes of a value are the same wherever it is saved, and any bytes are a value. A struct's
+// members must be no pointers and no bool either, which cannot be seen here.
+template <typename T>
+inline constexpr bool kIsStateValue =
+    std::endian::native == std::endian::little&& std::is_trivially_copyable_v<T> && !std::is_pointer_v<T> &&
+    !std::is_member_pointer_v<T> && !std::is_null_pointer_v<T> &&
+    !std::is_same_v<std::remove_cv_t<T>, bool> &&
+    (std::has_unique_object_representations_v<T> || std::is_same_v<T, float> || std::is_same_v<T, double>);
 
 class StateVisitor {
  public:
@@ -35,19 +46,28 @@ class StateVisitor {
   virtual Result<uint64_t> Size(const StateKey& key, uint64_t size_bytes, uint64_t most_bytes,
                                 uint32_t unit_bytes) = 0;
 
-  // A number, an enum, or a struct without pointers and padding.
+  // An item that does not lie in memory as a whole: piece by piece, ascending, each but the last of
+  // piece.size() bytes, a multiple of kStateChunkBytes, in this memory. Loading: `move` takes what the piece
+  // holds; else it fills the piece.
+  using MoveFn = std::function<Status(uint64_t offset_bytes, std::span<std::byte> piece)>;
+  virtual Status Pieces(const StateKey& key, uint64_t size_bytes, std::span<std::byte> piece,
+                        const MoveFn& move) = 0;
+
+  // A number, an enum, or a struct of integers without padding.
   template <typename T>
-  requires std::is_trivially_copyable_v<T> Status Value(const StateKey& key, T* value) {
+  Status Value(const StateKey& key, T* value) {
+    static_assert(kIsStateValue<T>);
     return Bytes(key, std::as_writable_bytes(std::span(value, 1)));
   }
   template <typename T>
-  requires std::is_trivially_copyable_v<T> Status Array(const StateKey& key, std::span<T> values) {
+  Status Array(const StateKey& key, std::span<T> values) {
+    static_assert(kIsStateValue<T>);
     return Bytes(key, std::as_writable_bytes(values));
   }
   // Loading: it gets the item's size, of at most most_n elements.
   template <typename T>
-  requires std::is_trivially_copyable_v<T> Status Vector(const StateKey& key, std::vector<T>* values,
-                                                         uint64_t most_n) {
+  Status Vector(const StateKey& key, std::vector<T>* values, uint64_t most_n) {
+    static_assert(kIsStateValue<T>);
     KVRUN_ASSIGN_OR_RETURN(const uint64_t n_bytes,
                            Size(key, values->size() * sizeof(T), SaturatingProduct({most_n, sizeof(T)}),
                                 static_cast<uint32_t>(sizeof(T))));
@@ -63,6 +83,8 @@ class StateSaver final : public StateVisitor {
   bool is_loading() const override { return false; }
   bool Has(const StateKey&) const override { return true; }
   Status Bytes(const StateKey& key, std::span<std::byte> bytes) override { return file_.Put(key, bytes); }
+  Status Pieces(const StateKey& key, uint64_t size_bytes, std::span<std::byte> piece,
+                const MoveFn& move) override;
   Result<uint64_t> Size(const StateKey&, uint64_t size_bytes, uint64_t, uint32_t) override {
     return size_bytes;
   }
@@ -78,6 +100,8 @@ class StateLoader final : public StateVisitor {
   bool is_loading() const override { return true; }
   bool Has(const StateKey& key) const override { return file_.SizeOf(key).has_value(); }
   Status Bytes(const StateKey& key, std::span<std::byte> bytes) override;
+  Status Pieces(const StateKey& key, uint64_t size_bytes, std::span<std::byte> piece,
+                const MoveFn& move) override;
   Result<uint64_t> Size(const StateKey& key, uint64_t size_bytes, uint64_t most_bytes,
                         uint32_t unit_bytes) override;
 
@@ -92,6 +116,10 @@ class StateCounter final : public StateVisitor {
   bool Has(const StateKey&) const override { return true; }
   Status Bytes(const StateKey&, std::span<std::byte> bytes) override {
     size_bytes_ += bytes.size();
+    return Status::Ok();
+  }
+  Status Pieces(const StateKey&, uint64_t size_bytes, std::span<std::byte>, const MoveFn&) override {
+    size_bytes_ += size_bytes;
     return Status::Ok();
   }
   Result<uint64_t> Size(const StateKey&, uint64_t size_bytes, uint64_t, uint32_t) override {

@@ -28,7 +28,7 @@ class OneFileIo : public kvrun::StateFileIo {
  public:
   explicit OneFileIo(std::vector<std::byte> bytes) : bytes_{std::move(bytes), {}} {}
 
-  int Open(const char*, int flags, mode_t) override { return (flags & O_CREAT) != 0 ? 1 : 0; }
+  int Open(int, const char*, int flags, mode_t) override { return (flags & O_CREAT) != 0 ? 1 : 0; }
   int Close(int) override { return 0; }
   int Stat(int fd, struct stat* facts) override {
     *facts = {};
@@ -37,7 +37,7 @@ class OneFileIo : public kvrun::StateFileIo {
     facts->st_size = static_cast<off_t>(bytes_[fd].size());
     return 0;
   }
-  int StatName(const char*, struct stat* facts) override { return Stat(0, facts); }
+  int StatName(int, const char*, struct stat* facts) override { return Stat(0, facts); }
   ssize_t ReadAt(int fd, void* to, size_t n_bytes, off_t offset_bytes) override {
     const size_t offset = std::min(static_cast<size_t>(offset_bytes), bytes_[fd].size());
     const size_t n = std::min(n_bytes, bytes_[fd].size() - offset);
@@ -56,11 +56,12 @@ class OneFileIo : public kvrun::StateFileIo {
   }
   int SyncData(int) override { return 0; }
   int Sync(int) override { return 0; }
-  int Rename(const char*, const char*) override {
+  int Rename(int, const char*, const char*) override {
     bytes_[0] = bytes_[1];
     return 0;
   }
-  int Remove(const char*) override { return 0; }
+  int Remove(int, const char*) override { return 0; }
+  int Lock(int) override { return 0; }
   uint64_t NewFileId() override { return 1; }
 
  private:
@@ -78,15 +79,18 @@ void SetChecks(std::vector<std::byte>& bytes) {
   set(48, StateCheckOf(all.first(48), 0));
   const auto header = StateFileHeader::Decode(all.first<StateFileHeader::kBytes>(), "");
   if (!header.ok()) return;
+  StateCheck previous{};
   for (uint64_t begin = kStateBlockBytes; begin + kStateBlockBytes <= bytes.size();) {
     StateSegmentHeader segment;
+    set(begin + 56, previous);
     set(begin + 112, StateCheckOf(all.subspan(begin, 112), header->file_id));
     const auto place = all.subspan(begin).first<StateSegmentHeader::kBytes>();
     if (!StateSegmentHeader::Decode(place, header->file_id, &segment)) return;
     const uint64_t table_begin = begin + kStateBlockBytes + segment.payload_bytes;
     if (table_begin > bytes.size() || segment.table_bytes() > bytes.size() - table_begin) return;
     set(begin + 40, StateCheckOf(all.subspan(table_begin, segment.table_bytes()), header->file_id));
-    set(begin + 112, StateCheckOf(all.subspan(begin, 112), header->file_id));
+    previous = StateCheckOf(all.subspan(begin, 112), header->file_id);
+    set(begin + 112, previous);
     begin =
         (table_begin + segment.table_bytes() + kStateBlockBytes - 1) / kStateBlockBytes * kStateBlockBytes;
   }

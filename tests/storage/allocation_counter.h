@@ -8,8 +8,10 @@ namespace kvrun::testing {
 struct HeapUse {
   uint64_t n_allocations = 0;  // so far
   uint64_t live_bytes = 0;     // as asked for
+  uint64_t peak_bytes = 0;     // most of these there have been, since the last ResetHeapPeak
 };
 
 HeapUse CurrentHeapUse();
+void ResetHeapPeak();
 
 }  // namespace kvrun::testing

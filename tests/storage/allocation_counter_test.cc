@@ -15,6 +15,7 @@ namespace {
 
 std::atomic<uint64_t> g_allocations;
 std::atomic<uint64_t> g_live_bytes;
+std::atomic<uint64_t> g_peak_bytes;
 
 // The size lies before what is handed out, where `delete` finds it.
 void* Allocate(size_t bytes, size_t alignment) {
@@ -25,7 +26,9 @@ void* Allocate(size_t bytes, size_t alignment) {
   reinterpret_cast<size_t*>(out)[-1] = bytes;
   std::memset(out, 0xcd, bytes);  // so that it shows who uses what was not written
   ++g_allocations;
-  g_live_bytes += bytes;
+  const uint64_t live_bytes = g_live_bytes += bytes;
+  uint64_t peak_bytes = g_peak_bytes;
+  while (peak_bytes < live_bytes && !g_peak_bytes.compare_exchange_weak(peak_bytes, live_bytes)) continue;
   return out;
 }
 
@@ -76,7 +79,8 @@ void operator delete[](void* memory, size_t, std::align_val_t a) noexcept {
 
 namespace kvrun::testing {
 
-HeapUse CurrentHeapUse() { return {g_allocations, g_live_bytes}; }
+HeapUse CurrentHeapUse() { return {g_allocations, g_live_bytes, g_peak_bytes}; }
+void ResetHeapPeak() { g_peak_bytes = g_live_bytes.load(); }
 
 namespace {
 
@@ -92,6 +96,17 @@ TEST(AllocationCounter, CountsWhatIsHeld) {
     EXPECT_EQ(CurrentHeapUse().n_allocations, before.n_allocations + 2);
   }
   EXPECT_EQ(CurrentHeapUse().live_bytes, before.live_bytes);
+}
+
+TEST(AllocationCounter, RemembersTheMostThatWasHeld) {
+  ResetHeapPeak();
+  const uint64_t before = CurrentHeapUse().live_bytes;
+  EXPECT_EQ(CurrentHeapUse().peak_bytes, before);
+  { const std::vector<std::byte> large(100'000); }
+  { const std::vector<std::byte> small(10); }
+  EXPECT_GE(CurrentHeapUse().peak_bytes, before + 100'000);
+  ResetHeapPeak();
+  EXPECT_EQ(CurrentHeapUse().peak_bytes, before);
 }
 
 }  // namespace

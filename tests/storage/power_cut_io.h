@@ -44,6 +44,9 @@ class PowerCutIo : public StateFileIo {
   void Revive() {
     is_dead_ = has_failed_ = false;
     dies_at_ = fails_at_ = UINT64_MAX;
+    for (auto& [fd, inode] : files_) {
+      if (inode != nullptr) inode->locked_by = 0;
+    }
     files_.clear();
   }
   void CutPower() {
@@ -68,20 +71,23 @@ class PowerCutIo : public StateFileIo {
   }
 
   // --- What the state file does.
-  int Open(const char* path, int flags, mode_t) override {
+  int Open(int, const char* name, int flags, mode_t) override {
     if (Fails()) return -1;
     if ((flags & O_DIRECTORY) != 0) return NewFd(nullptr);
-    auto found = names_.find(path);
+    auto found = names_.find(name);
     if ((flags & O_CREAT) == 0 && found == names_.end()) return Error(ENOENT);
     if ((flags & O_CREAT) != 0) {
       if (found != names_.end()) return Error(EEXIST);
-      found = names_.emplace(path, std::make_shared<Inode>()).first;
-      name_changes_.push_back({"", path, found->second});
+      found = names_.emplace(name, std::make_shared<Inode>()).first;
+      name_changes_.push_back({"", name, found->second});
     }
     return NewFd(found->second);
   }
   int Close(int fd) override {
-    files_.erase(fd);
+    const auto found = files_.find(fd);
+    if (found == files_.end()) return 0;
+    if (found->second != nullptr && found->second->locked_by == fd) found->second->locked_by = 0;
+    files_.erase(found);
     return 0;
   }
   int Stat(int fd, struct stat* facts) override {
@@ -89,9 +95,9 @@ class PowerCutIo : public StateFileIo {
     Facts(*files_.at(fd), facts);
     return 0;
   }
-  int StatName(const char* path, struct stat* facts) override {
+  int StatName(int, const char* name, struct stat* facts) override {
     if (Fails()) return -1;
-    const auto found = names_.find(path);
+    const auto found = names_.find(name);
     if (found == names_.end()) return Error(ENOENT);
     Facts(*found->second, facts);
     return 0;
@@ -136,7 +142,7 @@ class PowerCutIo : public StateFileIo {
       Apply(*inode, is_kept);
     return fails ? -1 : 0;
   }
-  int Rename(const char* from, const char* to) override {
+  int Rename(int, const char* from, const char* to) override {
     if (Fails()) return -1;
     const auto found = names_.find(from);
     if (found == names_.end()) return Error(ENOENT);
@@ -144,14 +150,22 @@ class PowerCutIo : public StateFileIo {
     ApplyName(names_, name_changes_.back());
     return 0;
   }
-  int Remove(const char* path) override {
+  int Remove(int, const char* name) override {
     if (Fails()) return -1;
-    const auto found = names_.find(path);
+    const auto found = names_.find(name);
     if (found == names_.end()) return Error(ENOENT);
-    name_changes_.push_back({path, "", found->second});
+    name_changes_.push_back({name, "", found->second});
     ApplyName(names_, name_changes_.back());
     return 0;
   }
+  int Lock(int fd) override {
+    if (Fails()) return -1;
+    Inode& inode = *files_.at(fd);
+    if (inode.locked_by != 0 && inode.locked_by != fd) return Error(EWOULDBLOCK);
+    inode.locked_by = fd;
+    return 0;
+  }
+  pid_t LockHolder(const struct stat&) override { return 0; }
   uint64_t NewFileId() override { return random_.Next(); }
 
  private:
@@ -164,6 +178,7 @@ class PowerCutIo : public StateFileIo {
     std::vector<std::byte> cached;
     std::vector<std::byte> durable;
     std::vector<Change> changes;  // from one to the other
+    int locked_by = 0;
   };
   struct NameChange {
     std::string from;  // empty: it is new
