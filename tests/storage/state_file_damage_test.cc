@@ -14,9 +14,12 @@
 #include "tests/storage/state_file_fixture.h"
 #include "tests/support/or_die.h"
 #include "tests/support/reference_files.h"
+#include "tests/support/sanitized.h"
 
 namespace kvrun::testing {
 namespace {
+
+constexpr int kTrials = kIsSanitized ? 500 : 10'000;
 
 constexpr char kDamagedName[] = "s";
 constexpr uint64_t kExampleId = 0x1122334455667788;
@@ -96,7 +99,7 @@ TEST(StateFileDamage, FlippedBitsAreSeenAndGiveNoOlderSave) {
     if (saved.bytes[i] != std::byte{}) said.push_back(i);
   }
   Random random(5);
-  for (int trial = 0; trial < 10'000 && !HasFailure(); ++trial) {
+  for (int trial = 0; trial < kTrials && !HasFailure(); ++trial) {
     SCOPED_TRACE(trial);
     io.Bytes(kDamagedName) = saved.bytes;
     for (uint32_t n = random.Below(4) + 1; n > 0; --n) {

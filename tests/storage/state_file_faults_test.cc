@@ -10,6 +10,7 @@
 #include "tests/storage/state_file_fixture.h"
 #include "tests/support/or_die.h"
 #include "tests/support/program_runner.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/seeds.h"
 
 namespace kvrun::testing {
@@ -131,7 +132,7 @@ class StateHistory {
 };
 
 TEST(StateFileFaults, APowerCutLeavesTheLastSaveOrOneThatWasUnderWay) {
-  const Seeds seeds = SeedsHere(400);
+  const Seeds seeds = SeedsHere(kIsSanitized ? 20 : 400);
   int n_deaths = 0;
   int n_under_way = 0;
   for (uint64_t seed = seeds.first; seed < seeds.end() && !HasFailure(); ++seed) {
