@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <type_traits>
 #include <vector>
@@ -34,6 +35,13 @@ class StateVisitor {
   // multiple of `unit_bytes` (else kCorrupt); else `size_bytes`.
   virtual Result<uint64_t> Size(const StateKey& key, uint64_t size_bytes, uint64_t most_bytes,
                                 uint32_t unit_bytes) = 0;
+
+  // An item that does not lie in memory as a whole: piece by piece, ascending, each but the last of
+  // piece.size() bytes, a multiple of kStateChunkBytes, in this memory. Loading: `move` takes what the piece
+  // holds; else it fills the piece.
+  using MoveFn = std::function<Status(uint64_t offset_bytes, std::span<std::byte> piece)>;
+  virtual Status Pieces(const StateKey& key, uint64_t size_bytes, std::span<std::byte> piece,
+                        const MoveFn& move) = 0;
 
   // A number, an enum, or a struct without pointers and padding.
   template <typename T>
@@ -63,6 +71,8 @@ class StateSaver final : public StateVisitor {
   bool is_loading() const override { return false; }
   bool Has(const StateKey&) const override { return true; }
   Status Bytes(const StateKey& key, std::span<std::byte> bytes) override { return file_.Put(key, bytes); }
+  Status Pieces(const StateKey& key, uint64_t size_bytes, std::span<std::byte> piece,
+                const MoveFn& move) override;
   Result<uint64_t> Size(const StateKey&, uint64_t size_bytes, uint64_t, uint32_t) override {
     return size_bytes;
   }
@@ -78,6 +88,8 @@ class StateLoader final : public StateVisitor {
   bool is_loading() const override { return true; }
   bool Has(const StateKey& key) const override { return file_.SizeOf(key).has_value(); }
   Status Bytes(const StateKey& key, std::span<std::byte> bytes) override;
+  Status Pieces(const StateKey& key, uint64_t size_bytes, std::span<std::byte> piece,
+                const MoveFn& move) override;
   Result<uint64_t> Size(const StateKey& key, uint64_t size_bytes, uint64_t most_bytes,
                         uint32_t unit_bytes) override;
 
@@ -92,6 +104,10 @@ class StateCounter final : public StateVisitor {
   bool Has(const StateKey&) const override { return true; }
   Status Bytes(const StateKey&, std::span<std::byte> bytes) override {
     size_bytes_ += bytes.size();
+    return Status::Ok();
+  }
+  Status Pieces(const StateKey&, uint64_t size_bytes, std::span<std::byte>, const MoveFn&) override {
+    size_bytes_ += size_bytes;
     return Status::Ok();
   }
   Result<uint64_t> Size(const StateKey&, uint64_t size_bytes, uint64_t, uint32_t) override {
