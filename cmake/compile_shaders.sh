@@ -23,7 +23,7 @@ while read -r name macros; do
 done <"$list"
 
 (cd "$work" && "$glslc" -c --target-env=vulkan1.1 -O0 -Werror -fshader-stage=compute -I "$shaders/include" -I "$shaders" \
-  "${names[@]/%/.comp}")
+  "${names[@]/%/.comp}") || { echo "these are variants of $source" >&2 && exit 1; }
 for name in "${names[@]}"; do
   "$spirv_opt" --target-env=vulkan1.1 "$@" "$work/$name.comp.spv" -o "$folder/$name.spv"
 done

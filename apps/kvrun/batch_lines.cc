@@ -109,7 +109,9 @@ Json MessageIn(const Json& given) {
     Refuse({"role", *role}, "one of system, developer, user, assistant, tool");
   Json message = Json::object();
   for (const auto& [key, value] : given.items()) {
-    if (!value.is_null()) message[key] = key == "tool_calls" ? ToolCallsIn({key, value}) : value;
+    const bool calls_nothing = key == "tool_calls" && value.is_array() && value.empty();
+    if (value.is_null() || calls_nothing) continue;
+    message[key] = key == "tool_calls" ? ToolCallsIn({key, value}) : value;
   }
   // What newer models of OpenAI call the system message.
   if (name == "developer") message["role"] = "system";
@@ -131,7 +133,7 @@ Json ToolsIn(const Field& field) {
       field.value.is_array() &&
       std::all_of(field.value.begin(), field.value.end(), [](const Json& tool) { return tool.is_object(); });
   if (!are_objects) Refuse(field, "a list of {\"type\": \"function\", \"function\": {...}}");
-  return field.value.empty() ? Json() : field.value;
+  return field.value;
 }
 
 struct KnownKey {
@@ -252,6 +254,10 @@ class BatchReader {
       throw Failure(KVRUN_INVALID_ARGUMENT, has_prompt_
                                                 ? " has both a \"prompt\" and \"messages\": leave one out"
                                                 : " has neither a \"prompt\" nor \"messages\"");
+    }
+    if (has_prompt_ && !line->tools.is_null()) {
+      throw Failure(KVRUN_INVALID_ARGUMENT,
+                    " has \"tools\" beside a \"prompt\": give \"messages\" in place of it");
     }
     if (has_messages_) TakeUsualOfMessages(line);
   }

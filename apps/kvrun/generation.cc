@@ -317,16 +317,24 @@ std::vector<int32_t> EncodePlain(const Model& model, const PromptForm& form, con
   return ids;
 }
 
-std::vector<int32_t> EncodeChat(const Model& model, const PromptForm& form,
-                                const std::vector<kvrun_chat_message>& messages) {
-  const std::string variables = VariablesOf(form);
-  std::vector<int32_t> ids =
-      EncodeMessages(model, messages, ChatOptionsOf(form, variables, /*continued=*/false));
+namespace {
+
+std::vector<int32_t> EncodeSome(const Model& model, const std::vector<kvrun_chat_message>& messages,
+                                const kvrun_chat_options& options) {
+  std::vector<int32_t> ids = EncodeMessages(model, messages, options);
   if (ids.empty()) {
     throw Failure(KVRUN_INVALID_ARGUMENT,
                   "the chat template makes an empty text of the messages: there is nothing to answer");
   }
   return ids;
+}
+
+}  // namespace
+
+std::vector<int32_t> EncodeChat(const Model& model, const PromptForm& form,
+                                const std::vector<kvrun_chat_message>& messages) {
+  const std::string variables = VariablesOf(form);
+  return EncodeSome(model, messages, ChatOptionsOf(form, variables, /*continued=*/false));
 }
 
 std::vector<int32_t> EncodeChat(const Model& model, const PromptForm& form, const std::string& system,
@@ -341,6 +349,7 @@ std::vector<int32_t> EncodeChat(const Model& model, const PromptForm& form, cons
 
 std::vector<int32_t> EncodeConversation(const Model& model, const PromptForm& form, const Json& messages,
                                         const Json& tools) {
+  for (const Json& message : messages) RejectNul(message["content"].get_ref<const std::string&>());
   const bool is_plain = std::all_of(messages.begin(), messages.end(), [](const Json& message) {
     return message.size() == 2 && message["role"] != "tool";
   });
@@ -348,12 +357,12 @@ std::vector<int32_t> EncodeConversation(const Model& model, const PromptForm& fo
     Json variables = form.variables;
     variables["messages"] = messages;
     if (!tools.is_null()) variables["tools"] = tools;
+    if (tools.is_array() && tools.empty()) variables.erase("tools");
     const std::string json = DumpJson(variables);
-    return EncodeMessages(model, {}, ChatOptionsOf(form, json, /*continued=*/false));
+    return EncodeSome(model, {}, ChatOptionsOf(form, json, /*continued=*/false));
   }
   std::vector<kvrun_chat_message> plain;
   for (const Json& message : messages) {
-    RejectNul(message["content"].get_ref<const std::string&>());
     plain.push_back({message["role"].get_ref<const std::string&>().c_str(),
                      message["content"].get_ref<const std::string&>().c_str()});
   }

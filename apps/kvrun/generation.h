@@ -64,7 +64,8 @@ std::vector<int32_t> EncodeChat(const Model& model, const PromptForm& form,
 std::vector<int32_t> EncodeChat(const Model& model, const PromptForm& form, const std::string& system,
                                 const std::string& text);
 // A whole conversation: objects with "role", "content", and what else the template reads of one, such as
-// "reasoning_content" and "tool_calls". tools: as the template takes them; null: those of --template-var.
+// "reasoning_content" and "tool_calls". tools: a list, as the template takes them; null: those of
+// --template-var.
 std::vector<int32_t> EncodeConversation(const Model& model, const PromptForm& form, const Json& messages,
                                         const Json& tools = Json());
 // What follows an answer: the end of its turn, whatever that is in the model's chat form, and the user's next

@@ -23,13 +23,6 @@
 #endif
 
 namespace kvrun {
-namespace {
-
-constexpr std::string_view kKeyCheckPurpose = "kvrun key check";
-constexpr size_t kMaxPurposeBytes = 1024;  // of OpenSSL's HKDF
-
-}  // namespace
-
 std::string_view CipherName(Cipher cipher) {
   switch (cipher) {
     case Cipher::kAes256Gcm: return "AES-256-GCM";
@@ -92,6 +85,9 @@ Status Sealer::Open(const Nonce&, std::span<const std::byte>, std::span<const st
 #else
 
 namespace {
+
+constexpr std::string_view kKeyCheckPurpose = "kvrun key check";
+constexpr size_t kMaxPurposeBytes = 1024;  // of OpenSSL's HKDF
 
 struct FreeContext {
   void operator()(EVP_CIPHER_CTX* context) const { EVP_CIPHER_CTX_free(context); }  // wipes the key

@@ -151,8 +151,13 @@ TEST(CliBatch, ToolsAreTheTemplatesToRead) {
             R"([{"tools":[{"type":"function"}]}<start>system:S<end><start>assistant:)"
             R"((tool_calls [{"id":"7","function":{"name":"f","arguments":{"a":1}}}])<end>)"
             R"(<start>tool:2<end><start>assistant:])");
-  EXPECT_EQ(answer(R"({"tools": [], "messages": [{"role": "system", "content": "S", "name": null}]})"),
+  EXPECT_EQ(answer(R"({"tools": [], "messages": [{"role": "system", "content": "S", "name": null,)"
+                   R"( "tool_calls": []}]})"),
             "[<start>system:S<end><start>assistant:]");
+  EXPECT_PRED2(Contains, Batch(R"({"prompt": "a", "tools": [{}]})").err,
+               " has \"tools\" beside a \"prompt\"");
+  EXPECT_PRED2(Contains, Batch(R"({"messages": [{"role": "user", "name": "n", "content": "a\u0000b"}]})").err,
+               "zero byte");
   for (const char* bad : {R"({"prompt": "a", "tools": 3})", R"({"prompt": "a", "tools": ["f"]})",
                           R"({"messages": [{"role": "assistant", "content": "", "tool_calls": "f"}]})",
                           R"({"messages": [{"role": "assistant", "content": "", "tool_calls": [{}]}]})"}) {

@@ -1,9 +1,7 @@
 #include "runtime/kv/groups/static_set.h"
 
 #include <algorithm>
-#include <cmath>
 #include <iterator>
-#include <numeric>
 #include <utility>
 
 #include "platform/base/check.h"
