@@ -175,8 +175,11 @@ class Device {
     uint64_t bytes;
   };
   virtual std::vector<MemoryPart> MemoryInUse() const = 0;
-  // The first to.size() bytes of `from`, whatever its use. Waits for all that was submitted; slow.
-  virtual Status Download(const Buffer& from, std::span<std::byte> to) = 0;
+  // Bytes of a buffer, whatever its use, from offset_bytes on. Both wait for all that was submitted, and are
+  // slow: what is moved often is moved by lists.
+  virtual Status Download(const Buffer& from, uint64_t offset_bytes, std::span<std::byte> to) = 0;
+  virtual Status Upload(std::span<const std::byte> from, Buffer* to, uint64_t offset_bytes) = 0;
+  Status Download(const Buffer& from, std::span<std::byte> to) { return Download(from, 0, to); }
 
   // Empty unless the device was opened with profiling; sums since the last call.
   virtual std::vector<OperationTime> TakeOperationTimes() = 0;

@@ -65,7 +65,12 @@ class FailingDevice final : public Device {
   Result<uint64_t> Completed() override { return device_.Completed(); }
   Status DropUnusedKernels() override { return device_.DropUnusedKernels(); }
   std::vector<MemoryPart> MemoryInUse() const override { return device_.MemoryInUse(); }
-  Status Download(const Buffer& from, std::span<std::byte> to) override { return device_.Download(from, to); }
+  Status Download(const Buffer& from, uint64_t offset_bytes, std::span<std::byte> to) override {
+    return device_.Download(from, offset_bytes, to);
+  }
+  Status Upload(std::span<const std::byte> from, Buffer* to, uint64_t offset_bytes) override {
+    return device_.Upload(from, to, offset_bytes);
+  }
   std::vector<OperationTime> TakeOperationTimes() override { return device_.TakeOperationTimes(); }
 
  private:

@@ -42,7 +42,8 @@ class FakeDevice : public Device {
   Status SignalHost(uint64_t) override { return None(); }
   Status Wait(uint64_t) override { return None(); }
   Result<uint64_t> Completed() override { return None(); }
-  Status Download(const Buffer&, std::span<std::byte>) override { return None(); }
+  Status Download(const Buffer&, uint64_t, std::span<std::byte>) override { return None(); }
+  Status Upload(std::span<const std::byte>, Buffer*, uint64_t) override { return None(); }
   std::vector<MemoryPart> MemoryInUse() const override {
     return {{"weights", 1000}, {"kv", 200}, {"kv", 30}, {"pipelines", 4}};
   }

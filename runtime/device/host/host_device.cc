@@ -291,14 +291,24 @@ std::vector<OperationTime> HostDevice::TakeOperationTimes() {
   return times;
 }
 
-Status HostDevice::Download(const Buffer& from, std::span<std::byte> to) {
+Status HostDevice::WaitForAll() {
   uint64_t last = 0;
   {
     const std::lock_guard lock(mutex_);
     last = last_value_;
   }
-  KVRUN_RETURN_IF_ERROR(Wait(last));
-  std::memcpy(to.data(), Data<std::byte>(&from), to.size());
+  return Wait(last);
+}
+
+Status HostDevice::Download(const Buffer& from, uint64_t offset_bytes, std::span<std::byte> to) {
+  KVRUN_RETURN_IF_ERROR(WaitForAll());
+  std::memcpy(to.data(), Data<std::byte>(&from) + offset_bytes, to.size());
+  return Status::Ok();
+}
+
+Status HostDevice::Upload(std::span<const std::byte> from, Buffer* to, uint64_t offset_bytes) {
+  KVRUN_RETURN_IF_ERROR(WaitForAll());
+  std::memcpy(Data<std::byte>(to) + offset_bytes, from.data(), from.size());
   return Status::Ok();
 }
 

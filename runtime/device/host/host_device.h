@@ -140,12 +140,15 @@ class HostDevice : public Device {
   Status DropUnusedKernels() override { return Status::Ok(); }
   std::vector<MemoryPart> MemoryInUse() const override { return account_->Parts(); }
   std::vector<OperationTime> TakeOperationTimes() override;
-  Status Download(const Buffer& from, std::span<std::byte> to) override;
+  using Device::Download;
+  Status Download(const Buffer& from, uint64_t offset_bytes, std::span<std::byte> to) override;
+  Status Upload(std::span<const std::byte> from, Buffer* to, uint64_t offset_bytes) override;
 
   bool exact_activations() const { return options_.exact_activations; }
   ThreadPool& pool() { return pool_; }
 
  private:
+  Status WaitForAll();
   struct Submitted {
     const HostCommandList* list;
     uint64_t value;

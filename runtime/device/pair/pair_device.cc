@@ -198,10 +198,16 @@ std::vector<OperationTime> PairDevice::TakeOperationTimes() {
   return times;
 }
 
-Status PairDevice::Download(const Buffer& from, std::span<std::byte> to) {
+Status PairDevice::Download(const Buffer& from, uint64_t offset_bytes, std::span<std::byte> to) {
   const std::lock_guard submitting(submit_mutex_);
   const Side side = coherence_->side();
-  return On(side).Download(*static_cast<const PairBuffer&>(from).On(side), to);
+  return On(side).Download(*static_cast<const PairBuffer&>(from).On(side), offset_bytes, to);
+}
+
+Status PairDevice::Upload(std::span<const std::byte> from, Buffer* to, uint64_t offset_bytes) {
+  const std::lock_guard submitting(submit_mutex_);
+  const Side side = coherence_->side();
+  return On(side).Upload(from, static_cast<PairBuffer*>(to)->On(side), offset_bytes);
 }
 
 }  // namespace kvrun::pair

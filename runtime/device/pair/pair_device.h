@@ -63,7 +63,9 @@ class PairDevice : public Device {
   Status DropUnusedKernels() override;
   std::vector<MemoryPart> MemoryInUse() const override;
   std::vector<OperationTime> TakeOperationTimes() override;
-  Status Download(const Buffer& from, std::span<std::byte> to) override;
+  using Device::Download;
+  Status Download(const Buffer& from, uint64_t offset_bytes, std::span<std::byte> to) override;
+  Status Upload(std::span<const std::byte> from, Buffer* to, uint64_t offset_bytes) override;
 
   uint32_t max_decode_rows() const { return parts_.max_decode_rows; }
   Device& On(Side side) { return side == Side::kPrefill ? *parts_.prefill : *parts_.decode; }

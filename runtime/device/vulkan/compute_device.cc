@@ -150,9 +150,10 @@ Result<std::unique_ptr<VulkanBuffer>> VulkanComputeDevice::CreateCachedBuffer(ui
   return NewBuffer(size_bytes, use, MemoryKind::kReadback, part, alignment_bytes);
 }
 
-Status VulkanComputeDevice::Upload(const DeviceBuffer& to, std::span<const std::byte> bytes) {
+Status VulkanComputeDevice::CopyToDevice(std::span<const std::byte> bytes, const DeviceBuffer& to,
+                                         uint64_t offset_bytes) {
   if (to.mapped() != nullptr) {
-    std::memcpy(to.mapped(), bytes.data(), bytes.size());
+    std::memcpy(static_cast<std::byte*>(to.mapped()) + offset_bytes, bytes.data(), bytes.size());
     return to.Flush();
   }
   KVRUN_ASSIGN_OR_RETURN(const DeviceBuffer staging,
@@ -163,8 +164,9 @@ Status VulkanComputeDevice::Upload(const DeviceBuffer& to, std::span<const std::
     const uint64_t part_bytes = std::min<uint64_t>(bytes.size() - at, kStagingBytes);
     std::memcpy(staging.mapped(), bytes.data() + at, part_bytes);
     KVRUN_RETURN_IF_ERROR(staging.Flush());
-    KVRUN_RETURN_IF_ERROR(RunOnce(*vulkan_, "copying weights to the device", [&](VkCommandBuffer commands) {
-      const VkBufferCopy copy{.srcOffset = 0, .dstOffset = at, .size = part_bytes};
+    KVRUN_RETURN_IF_ERROR(RunOnce(*vulkan_, "copying to the device", [&](VkCommandBuffer commands) {
+      RecordFullBarrier(*vulkan_, commands);
+      const VkBufferCopy copy{.srcOffset = 0, .dstOffset = offset_bytes + at, .size = part_bytes};
       vulkan_->vk().vkCmdCopyBuffer(commands, staging.handle(), to.handle(), 1, &copy);
       RecordFullBarrier(*vulkan_, commands);
     }));
@@ -172,14 +174,18 @@ Status VulkanComputeDevice::Upload(const DeviceBuffer& to, std::span<const std::
   return Status::Ok();
 }
 
-Status VulkanComputeDevice::Download(const Buffer& from, std::span<std::byte> to) {
+Status VulkanComputeDevice::Upload(std::span<const std::byte> from, Buffer* to, uint64_t offset_bytes) {
+  return CopyToDevice(from, static_cast<VulkanBuffer*>(to)->memory(), offset_bytes);
+}
+
+Status VulkanComputeDevice::Download(const Buffer& from, uint64_t offset_bytes, std::span<std::byte> to) {
   KVRUN_ASSIGN_OR_RETURN(
       const DeviceBuffer staging,
       allocator_->Allocate({.size_bytes = to.size(), .kind = MemoryKind::kReadback, .name = "staging"}));
   const DeviceBuffer& memory = AsVulkan(from).memory();
   KVRUN_RETURN_IF_ERROR(RunOnce(*vulkan_, "copying results to the host", [&](VkCommandBuffer commands) {
     RecordFullBarrier(*vulkan_, commands);
-    const VkBufferCopy copy{.srcOffset = 0, .dstOffset = 0, .size = to.size()};
+    const VkBufferCopy copy{.srcOffset = offset_bytes, .dstOffset = 0, .size = to.size()};
     vulkan_->vk().vkCmdCopyBuffer(commands, memory.handle(), staging.handle(), 1, &copy);
     RecordFullBarrier(*vulkan_, commands);
   }));
@@ -192,7 +198,7 @@ Result<std::unique_ptr<Buffer>> VulkanComputeDevice::CreateConstants(std::span<c
                                                                      std::string_view part) {
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<Buffer> buffer,
                          CreateBuffer(bytes.size(), BufferUse::kDevice, part));
-  KVRUN_RETURN_IF_ERROR(Upload(static_cast<VulkanBuffer&>(*buffer).memory(), bytes));
+  KVRUN_RETURN_IF_ERROR(CopyToDevice(bytes, static_cast<VulkanBuffer&>(*buffer).memory(), 0));
   return buffer;
 }
 
@@ -214,7 +220,7 @@ Status VulkanComputeDevice::FillSlice(MatrixSlice& slice, std::span<const Matrix
                    PackRow(slice.layout, static_cast<uint32_t>(row) - slice.row_begin, bytes, packed);
                  }));
   return host.empty() ? slice.memory.Flush()
-                      : Upload(slice.memory, std::as_bytes(std::span<const uint32_t>(host)));
+                      : CopyToDevice(std::as_bytes(std::span<const uint32_t>(host)), slice.memory, 0);
 }
 
 Result<std::unique_ptr<Matrix>> VulkanComputeDevice::CreateMatrix(TensorType type, uint32_t n_cols,

@@ -111,7 +111,9 @@ class VulkanComputeDevice : public Device {
   std::vector<MemoryPart> MemoryInUse() const override;
   std::vector<OperationTime> TakeOperationTimes() override;
 
-  Status Download(const Buffer& from, std::span<std::byte> to) override;
+  using Device::Download;
+  Status Download(const Buffer& from, uint64_t offset_bytes, std::span<std::byte> to) override;
+  Status Upload(std::span<const std::byte> from, Buffer* to, uint64_t offset_bytes) override;
 
   const VulkanDevice& vulkan() const { return *vulkan_; }
   const DevicePlan& plan() const { return vulkan_->plan(); }
@@ -142,7 +144,7 @@ class VulkanComputeDevice : public Device {
   Result<std::unique_ptr<VulkanBuffer>> NewBuffer(uint64_t size_bytes, BufferUse use, MemoryKind kind,
                                                   std::string_view part, uint64_t alignment_bytes);
   // Copies into device memory that the host may not see.
-  Status Upload(const DeviceBuffer& to, std::span<const std::byte> bytes);
+  Status CopyToDevice(std::span<const std::byte> bytes, const DeviceBuffer& to, uint64_t offset_bytes);
   // With profile, of a list that was waited for and whose times are still to be read. Under mutex_.
   Status TakeTimesOf(const VulkanCommandList& list);
   Status FillSlice(MatrixSlice& slice, std::span<const MatrixSource> sources);

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 #include <utility>
 
 namespace kvrun {
@@ -42,6 +43,51 @@ Status ResumingPass::Run(const ForwardStep& step, std::span<const uint32_t> outp
   for (const KvSpan& span : step.kv().spans) {
     std::vector<TokenId>& ids = sequences_[span.sequence].ids;
     for (uint32_t i = 0; i < span.n_rows; ++i) ids.push_back(step.rows()[row++].id);
+  }
+  return Status::Ok();
+}
+
+// A sequence whose states are not known (kUnknown) goes on from a copy.
+Status ResumingPass::VisitState(StateVisitor& visitor, std::span<const uint32_t> lengths) {
+  constexpr uint32_t kUnknown = UINT32_MAX;
+  enum Item : uint16_t { kPosition = 100, kIds };
+  std::vector<uint32_t> positions(sequences_.size());
+  for (uint32_t i = 0; i < sequences_.size(); ++i) {
+    Sequence& sequence = sequences_[i];
+    positions[i] = sequence.position.value_or(kUnknown);
+    KVRUN_RETURN_IF_ERROR(visitor.Value({StatePart::kSequence, kPosition, 0, i}, &positions[i]));
+    KVRUN_RETURN_IF_ERROR(
+        visitor.Vector({StatePart::kSequence, kIds, 0, i}, &sequence.ids, sequence.ids.capacity()));
+    if (positions[i] != kUnknown && positions[i] > sequence.ids.size()) {
+      return {StatusCode::kCorrupt, fmt::format("the layers of sequence {} have read {} tokens of {}", i,
+                                                positions[i], sequence.ids.size())};
+    }
+    sequence.position = positions[i] == kUnknown ? std::nullopt : std::optional(positions[i]);
+    KVRUN_RETURN_IF_ERROR(VisitCopies(visitor, i));
+  }
+  // Layers with KV have entries as far as tokens count, the others states as far as they have gone.
+  std::replace(positions.begin(), positions.end(), kUnknown, 0U);
+  KVRUN_RETURN_IF_ERROR(pass_->layer_states()->VisitState(visitor, positions));
+  return pass_->VisitState(visitor, lengths);
+}
+
+// Where a copy finds no place or memory any more, the text before it is computed again.
+Status ResumingPass::VisitCopies(StateVisitor& visitor, uint32_t nth) {
+  enum Item : uint16_t { kPlaces = 102 };
+  std::vector<uint32_t> places;
+  for (const CopyPlaces::Place& place : places_.of(nth)) places.push_back(place.position);
+  KVRUN_RETURN_IF_ERROR(visitor.Vector({StatePart::kSequence, kPlaces, 0, nth}, &places, copies_.size()));
+  if (!std::is_sorted(places.begin(), places.end(), std::less_equal<>()) ||
+      (!places.empty() && (places.front() == 0 || places.back() > sequences_[nth].ids.size()))) {
+    return {StatusCode::kCorrupt, fmt::format("copies of sequence {} are of no place in it", nth)};
+  }
+  for (uint32_t i = 0; i < places.size(); ++i) {
+    if (visitor.is_loading() && (!places_.Keep(nth, places[i]) || !MakeCopies(nth))) continue;
+    const auto kept = places_.of(nth);
+    const auto place = std::find_if(kept.begin(), kept.end(),
+                                    [&](const CopyPlaces::Place& one) { return one.position == places[i]; });
+    if (place == kept.end()) continue;
+    KVRUN_RETURN_IF_ERROR(pass_->layer_states()->VisitCopy(visitor, nth, i, *copies_[place->slot]));
   }
   return Status::Ok();
 }

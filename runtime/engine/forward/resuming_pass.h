@@ -40,6 +40,8 @@ class ResumingPass : public ForwardPass {
   LayerStates* layer_states() override { return pass_->layer_states(); }
   void Cut(uint32_t sequence, uint32_t length) override;
   uint64_t recomputed_tokens() const override { return recomputed_tokens_; }
+  // With the copies.
+  Status VisitState(StateVisitor& visitor, std::span<const uint32_t> lengths) override;
 
   // Of a sequence's copies, ascending. For tests.
   std::span<const CopyPlaces::Place> copies(uint32_t sequence) const { return places_.of(sequence); }
@@ -50,6 +52,7 @@ class ResumingPass : public ForwardPass {
     std::optional<uint32_t> position = 0;  // of the states as they are; nothing: a step has failed, who knows
   };
 
+  Status VisitCopies(StateVisitor& visitor, uint32_t sequence);
   // How many tokens the sequence lacks before its states are those before `position`; at most that many.
   uint32_t MissingBefore(uint32_t sequence, uint32_t position) const;
   Status ComeTo(uint32_t sequence, uint32_t position);

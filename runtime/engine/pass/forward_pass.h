@@ -18,6 +18,7 @@
 namespace kvrun {
 
 class LayerStates;
+class StateVisitor;
 class RecordCache;
 
 // A model's weights on a device. Immutable once loaded; shared by the sessions of an engine.
@@ -65,6 +66,12 @@ class ForwardPass {
   // The sequence is forgotten from `length` on, which the next Run would say as well: what is kept for its
   // sake may be another's.
   virtual void Cut(uint32_t /*sequence*/, uint32_t /*length*/) {}
+  // What it keeps of sequences that have `lengths` entries, [n_sequences]: saves, loads or counts it, between
+  // steps. Loading is into a pass that was made the same way and has run nothing; after an error it may only
+  // be destroyed.
+  virtual Status VisitState(StateVisitor& /*visitor*/, std::span<const uint32_t> /*lengths*/) {
+    return {StatusCode::kUnsupported, "what this KV method keeps cannot be saved yet"};
+  }
   // Tokens that were computed once more, as layer states had gone beyond where a Run began. Of all Runs.
   virtual uint64_t recomputed_tokens() const { return 0; }
 };

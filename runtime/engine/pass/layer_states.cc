@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "platform/base/units.h"
+#include "runtime/engine/pass/buffer_items.h"
 
 namespace kvrun {
 namespace {
@@ -208,6 +209,36 @@ std::vector<LayerStates::Placed> LayerStates::States() const {
     }
   }
   return states;
+}
+
+// Items 0 and 1 of a layer are its states; of a copy, those after them.
+Status LayerStates::VisitState(StateVisitor& visitor, std::span<const uint32_t> lengths) const {
+  if (are_none()) return Status::Ok();
+  BufferItems items(*device_, visitor);
+  for (const Placed& placed : States()) {
+    const State& state = *placed.state;
+    const auto item = static_cast<uint16_t>(&state == &layers_[placed.layer].first ? 0 : 1);
+    for (uint32_t sequence = 0; sequence < lengths.size(); ++sequence) {
+      if (lengths[sequence] == 0) continue;  // operations begin with nothing there
+      const StateKey key{StatePart::kLayerStates, item, placed.layer, sequence};
+      KVRUN_RETURN_IF_ERROR(
+          items.Visit(key, state.buffer.get(), sequence * state.sequence_bytes, state.sequence_bytes));
+    }
+  }
+  return Status::Ok();
+}
+
+Status LayerStates::VisitCopy(StateVisitor& visitor, uint32_t sequence, uint32_t nth,
+                              const Copy& copy) const {
+  BufferItems items(*device_, visitor);
+  const std::vector<Placed> states = States();
+  for (size_t i = 0; i < states.size(); ++i) {
+    const bool is_first = states[i].state == &layers_[states[i].layer].first;
+    const auto item = static_cast<uint16_t>(2 + 2 * nth + (is_first ? 0 : 1));
+    const StateKey key{StatePart::kLayerStates, item, states[i].layer, sequence};
+    KVRUN_RETURN_IF_ERROR(items.Visit(key, copy.buffers_[i].get(), 0, copy.buffers_[i]->size_bytes()));
+  }
+  return Status::Ok();
 }
 
 uint64_t LayerStates::Copy::size_bytes() const {

@@ -19,6 +19,7 @@
 #include "runtime/device/device.h"
 #include "runtime/engine/pass/step_commands.h"
 #include "runtime/model/model_config.h"
+#include "runtime/store/state_visitor.h"
 
 namespace kvrun {
 
@@ -52,6 +53,10 @@ class LayerStates {
   // All that was submitted is complete.
   Status Save(uint32_t sequence, const Copy& to) const;
   Status Restore(uint32_t sequence, const Copy& from);
+
+  // States of sequences that have so many entries, and those of a copy, which is the `nth` of its sequence.
+  Status VisitState(StateVisitor& visitor, std::span<const uint32_t> lengths) const;
+  Status VisitCopy(StateVisitor& visitor, uint32_t sequence, uint32_t nth, const Copy& copy) const;
 
   // Where a prompt is computed layer by layer, no place but the chunks of a layer has the states in between.
   struct Saving {

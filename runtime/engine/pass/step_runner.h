@@ -57,6 +57,10 @@ class StepRunner {
   void ResetKvReport() { pass_->ResetKvReport(); }
   void Cut(uint32_t sequence, uint32_t length) { pass_->Cut(sequence, length); }
   uint64_t recomputed_tokens() const { return pass_->recomputed_tokens(); }
+  Status VisitState(StateVisitor& visitor, std::span<const uint32_t> lengths) {
+    const std::lock_guard lock(*device_mutex_);
+    return pass_->VisitState(visitor, lengths);
+  }
 
   // At most max_rows() rows and max_output_rows() outputs.
   Status Run(const ForwardStep& step, std::span<const uint32_t> outputs, std::span<float> logits) {

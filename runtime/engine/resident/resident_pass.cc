@@ -6,6 +6,7 @@
 
 #include "platform/base/check.h"
 #include "platform/base/units.h"
+#include "runtime/engine/pass/buffer_items.h"
 
 namespace kvrun {
 namespace {
@@ -46,6 +47,22 @@ Result<std::unique_ptr<ResidentForwardPass>> ResidentForwardPass::Create(
     pass->sums_.push_back(std::move(sums));
   }
   return pass;
+}
+
+// Of each stream, the entries that there are of K and of V, one after another in the buffer.
+Status ResidentForwardPass::VisitState(StateVisitor& visitor, std::span<const uint32_t> lengths) {
+  const KvShape& shape = cache_.shape();
+  const uint64_t entry_bytes = uint64_t{shape.head_dim} * KvElementBytes(shape.type);
+  const uint32_t n_lists = 2 * shape.n_kv_heads;  // of a sequence
+  BufferItems items(device_, visitor);
+  for (uint32_t layer = 0; layer < commands_.config().n_kv_layers(); ++layer) {
+    for (uint32_t list = 0; list < shape.n_sequences * n_lists; ++list) {
+      const StateKey key{StatePart::kResidentKv, 0, layer, list};
+      KVRUN_RETURN_IF_ERROR(items.Visit(key, cache_.layer(layer), uint64_t{list} * shape.n_ctx * entry_bytes,
+                                        lengths[list / n_lists] * entry_bytes));
+    }
+  }
+  return Status::Ok();
 }
 
 Result<LayerSums> ResidentForwardPass::Sums(uint32_t layer) {

@@ -39,6 +39,7 @@ class ResidentForwardPass : public ForwardPass {
   // Of the n-th of the layers that keep growing KV.
   Buffer* kv(uint32_t nth) { return cache_.layer(nth); }
   LayerStates* layer_states() override { return &states_; }
+  Status VisitState(StateVisitor& visitor, std::span<const uint32_t> lengths) override;
   // Of all rows that were summed up since the pass was created, or ClearSums: over any number of prompts,
   // each from position 0, whose sinks are left out. Steps of a single row are not summed up. Points into
   // this.

@@ -9,6 +9,7 @@
 #include "platform/base/units.h"
 #include "runtime/engine/session/generation.h"
 #include "runtime/engine/text/utf8.h"
+#include "runtime/store/state_visitor.h"
 
 namespace kvrun {
 
@@ -69,6 +70,41 @@ class ForgetUnfinished {
 
 uint32_t Session::Length(uint32_t sequence) const {
   return sequence < sequences_.size() ? sequences_[sequence].n_computed : 0;
+}
+
+namespace {
+
+Status VisitSequence(StateVisitor& visitor, uint32_t nth, uint32_t n_ctx, uint32_t n_vocab,
+                     SequenceState* state) {
+  enum Item : uint16_t { kTokens, kComputed, kFed, kLogits };
+  const auto key = [nth](Item item) { return StateKey{StatePart::kSequence, item, 0, nth}; };
+  KVRUN_RETURN_IF_ERROR(visitor.Vector(key(kTokens), &state->tokens, n_ctx));
+  KVRUN_RETURN_IF_ERROR(visitor.Value(key(kComputed), &state->n_computed));
+  KVRUN_RETURN_IF_ERROR(visitor.Value(key(kFed), &state->n_fed));
+  std::vector<float> logits = state->has_logits ? state->logits : std::vector<float>();
+  KVRUN_RETURN_IF_ERROR(visitor.Vector(key(kLogits), &logits, n_vocab));
+  if (!visitor.is_loading()) return Status::Ok();
+  state->has_logits = !logits.empty();
+  state->logits = std::move(logits);
+  const size_t n = state->tokens.size();
+  const bool is_whole = state->n_computed <= n && n - state->n_computed <= 1 && state->n_fed <= n &&
+                        (!state->has_logits || (state->logits.size() == n_vocab && state->n_computed == n));
+  const bool are_ids = std::all_of(state->tokens.begin(), state->tokens.end(), [n_vocab](TokenId id) {
+    return id >= 0 && static_cast<uint32_t>(id) < n_vocab;
+  });
+  if (is_whole && are_ids) return Status::Ok();
+  return {StatusCode::kCorrupt, fmt::format("what was saved of sequence {} contradicts itself", nth)};
+}
+
+}  // namespace
+
+Status Session::VisitState(StateVisitor& visitor) {
+  std::vector<uint32_t> lengths(sequences_.size());
+  for (uint32_t i = 0; i < sequences_.size(); ++i) {
+    KVRUN_RETURN_IF_ERROR(VisitSequence(visitor, i, n_ctx_, n_vocab(), &sequences_[i]));
+    lengths[i] = sequences_[i].n_computed;
+  }
+  return runner_.VisitState(visitor, lengths);
 }
 
 Status Session::CheckSequence(uint32_t sequence) const {

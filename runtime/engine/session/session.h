@@ -124,6 +124,11 @@ class Session {
   Status GenerateEach(std::span<const uint32_t> sequences, std::span<const GenerateOptions> options,
                       const TokenCallback& callback, std::span<GenerateResult> results);
 
+  // All that the session is: saves, loads or counts its sequences and what is kept of them. Loading is into a
+  // session that was made the same way and has computed nothing; after an error it may only be destroyed.
+  // kCorrupt: what is loaded contradicts itself.
+  Status VisitState(StateVisitor& visitor);
+
   SessionStats stats() const;
   // Of the last turn: feeds and the call of Generate after them. While a turn is being fed, of that one.
   SessionStats turn_stats() const;
