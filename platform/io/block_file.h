@@ -82,6 +82,12 @@ class BlockFile {
   // Adds memory that many requests will use: registered with the back end where that helps; where that fails
   // there is a note. It must stay until the file is destroyed. With no request in flight.
   virtual void RegisterMemory(std::span<const iovec> regions) = 0;
+  // All that complete requests have written is on the disk, and no power cut takes it. With no request in
+  // flight.
+  virtual Status Sync() = 0;
+  // Nobody needs these bytes any more, those of writes in flight included: a hint, by which their space may
+  // be given back. What is read there afterwards is anything.
+  virtual void Discard(uint64_t /*offset_bytes*/, uint64_t /*size_bytes*/) {}
   // Writes out and drops what the page cache holds of the file; nothing in direct mode.
   virtual void DropCache() = 0;
   virtual IoCounters counters() const = 0;

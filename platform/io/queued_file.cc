@@ -106,6 +106,19 @@ Status QueuedFile::Reserve(uint64_t size_bytes) {
   return Status::Ok();
 }
 
+Status QueuedFile::Sync() {
+  KVRUN_CHECK(n_done_ == n_in_flight_);
+  if (fdatasync(fd()) == 0) return Status::Ok();
+  // What the system had not written then, it may never write, and says so once.
+  return Keep(
+      StatusFromErrno(errno, "cannot write all of the KV cache's file in " + file_->folder + " to the disk"));
+}
+
+void QueuedFile::Discard(uint64_t offset_bytes, uint64_t size_bytes) {
+  (void)fallocate(fd(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset_bytes),
+                  static_cast<off_t>(size_bytes));
+}
+
 void QueuedFile::DropCache() {
   if (mode_.direct) return;
   // Pages that were not written out yet would stay. Both are hints: whoever measures sees whether it worked.

@@ -21,6 +21,8 @@ class QueuedFile : public BlockFile {
   Result<size_t> Complete(std::span<IoCompletion> completions, size_t at_least) final;
   Status Reserve(uint64_t size_bytes) final;
   void RegisterMemory(std::span<const iovec>) override {}
+  Status Sync() final;
+  void Discard(uint64_t offset_bytes, uint64_t size_bytes) final;
   void DropCache() final;
   IoCounters counters() const final { return counters_; }
 

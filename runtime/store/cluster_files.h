@@ -11,6 +11,7 @@
 #include "platform/base/status.h"
 #include "platform/io/block_file.h"
 #include "runtime/store/staged_file.h"
+#include "runtime/store/state_visitor.h"
 
 namespace kvrun {
 
@@ -54,6 +55,9 @@ class ClusterFiles {
   virtual Status Fetch(uint32_t layer, std::span<const ClusterFetch> fetches) = 0;
   // The cluster counts as not written from now on.
   virtual void Forget(uint32_t layer, uint32_t stream, uint32_t cluster) = 0;
+  // Saves, loads or counts what is known of the clusters (which of them are there, and their checksums); the
+  // file keeps them. With no write under way; loading is into what holds nothing.
+  virtual Status VisitState(StateVisitor& visitor) = 0;
   // Maximal runs without a gap that the entries of these clusters (ascending) lie in.
   virtual uint64_t CountRuns(uint32_t layer, uint32_t stream, std::span<const uint32_t> clusters) const = 0;
 

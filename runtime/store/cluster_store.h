@@ -78,6 +78,9 @@ class ClusterStore final : public ClusterFiles {
   Status Fetch(uint32_t layer, std::span<const ClusterFetch> fetches) override;
   // The cluster counts as not written from now on. Ids that there are not are ignored.
   void Forget(uint32_t layer, uint32_t stream, uint32_t cluster) override;
+  Status VisitState(StateVisitor& /*visitor*/) override {
+    return {StatusCode::kUnsupported, "sessions of methods with clusters cannot be saved yet"};
+  }
 
   uint64_t CountRuns(uint32_t layer, uint32_t stream, std::span<const uint32_t> clusters) const override;
 

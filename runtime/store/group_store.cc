@@ -32,8 +32,12 @@ uint64_t GroupStore::NumRecords(const GroupStoreShape& shape) {
   return SaturatingProduct({shape.n_layers, shape.n_streams, shape.n_groups});
 }
 
+uint32_t GroupStore::LaneGroups(const GroupStoreShape& shape) {
+  return std::max(shape.lane_groups, shape.n_groups);
+}
+
 uint64_t GroupStore::FileBytes(const GroupStoreShape& shape, const IoMode& mode) {
-  return SaturatingProduct({shape.n_layers, shape.n_streams, shape.n_groups, StrideBytes(shape, mode)});
+  return SaturatingProduct({shape.n_layers, shape.n_streams, LaneGroups(shape), StrideBytes(shape, mode)});
 }
 
 uint64_t GroupStore::MemoryBytes(const GroupStoreShape& shape, uint64_t staging_bytes, const IoMode& mode) {
@@ -77,7 +81,13 @@ GroupStore::GroupStore(StagedFile file, const GroupStoreShape& shape, uint64_t s
       file_(std::move(file)) {}
 
 uint64_t GroupStore::Place(const Run& run, uint32_t index) const {
-  return (uint64_t{run.layer} * shape_.n_streams + run.stream) * shape_.n_groups + run.first_group + index;
+  const uint64_t lane = uint64_t{run.layer} * shape_.n_streams + run.stream;
+  return lane * LaneGroups(shape_) + run.first_group + index;
+}
+
+std::span<uint32_t> GroupStore::ChecksumsOf(uint32_t layer, uint32_t stream) const {
+  const uint64_t lane = uint64_t{layer} * shape_.n_streams + stream;
+  return {checksums_.get() + lane * shape_.n_groups, shape_.n_groups};
 }
 
 uint32_t GroupStore::Checksum(const std::byte* record, uint64_t place) const {
@@ -102,7 +112,9 @@ Status GroupStore::CheckRun(const Run& run, const char* what) const {
 }
 
 void GroupStore::Forget(const Run& run) {
-  std::fill_n(checksums_.get() + Place(run, 0), run.n_groups, kNotWritten);
+  const std::span<uint32_t> checksums =
+      ChecksumsOf(run.layer, run.stream).subspan(run.first_group, run.n_groups);
+  std::fill(checksums.begin(), checksums.end(), kNotWritten);
 }
 
 Status GroupStore::Truncate(uint32_t stream, uint32_t n_groups) {
@@ -110,7 +122,42 @@ Status GroupStore::Truncate(uint32_t stream, uint32_t n_groups) {
   for (uint32_t layer = 0; layer < shape_.n_layers; ++layer) {
     const Run run{layer, stream, n_groups, shape_.n_groups - n_groups};
     KVRUN_RETURN_IF_ERROR(CheckRun(run, "truncate"));
+    const uint32_t end = NumWritten(layer, stream);
+    if (end > n_groups) file_.Discard(Place(run, 0) * stride_bytes_, (end - n_groups) * stride_bytes_);
     Forget(run);
+  }
+  return Status::Ok();
+}
+
+uint32_t GroupStore::NumWritten(uint32_t layer, uint32_t stream) const {
+  const std::span<const uint32_t> checksums = ChecksumsOf(layer, stream);
+  const auto is_written = [](uint32_t checksum) { return checksum != kNotWritten; };
+  return static_cast<uint32_t>(std::find_if(checksums.rbegin(), checksums.rend(), is_written).base() -
+                               checksums.begin());
+}
+
+Status GroupStore::VisitState(StateVisitor& visitor, uint32_t n_lasting) {
+  enum Item : uint16_t { kLasting, kChecksums };
+  KVRUN_CHECK(file_.n_writes() == 0);
+  uint32_t n_lasted = n_lasting;
+  KVRUN_RETURN_IF_ERROR(visitor.Value({StatePart::kStore, kLasting}, &n_lasted));
+  std::vector<uint32_t> written;
+  for (uint32_t layer = 0; layer < shape_.n_layers; ++layer) {
+    for (uint32_t stream = 0; stream < shape_.n_streams; ++stream) {
+      const std::span<uint32_t> checksums = ChecksumsOf(layer, stream);
+      const auto end = checksums.begin() + NumWritten(layer, stream);
+      written.assign(checksums.begin(), end);
+      KVRUN_RETURN_IF_ERROR(
+          visitor.Vector({StatePart::kStore, kChecksums, layer, stream}, &written, LaneGroups(shape_)));
+      if (!visitor.is_loading()) continue;
+      if (n_lasted != n_lasting) written.resize(std::min<size_t>(written.size(), n_lasted));
+      if (written.size() > checksums.size()) {
+        return {StatusCode::kInvalidArgument,
+                fmt::format("{} groups of layer {}, stream {} were kept, and there is room for {}",
+                            written.size(), layer, stream, checksums.size())};
+      }
+      std::copy(written.begin(), written.end(), checksums.begin());
+    }
   }
   return Status::Ok();
 }

@@ -21,6 +21,7 @@
 #include "runtime/store/checked_read.h"
 #include "runtime/store/record_store.h"
 #include "runtime/store/staged_file.h"
+#include "runtime/store/state_visitor.h"
 
 namespace kvrun {
 
@@ -29,6 +30,9 @@ struct GroupStoreShape {
   uint32_t n_streams = 0;
   uint32_t n_groups = 0;      // per layer and stream, at most
   uint32_t record_bytes = 0;  // as in a slot, without padding
+  // Of a file that is kept: places of a stream's groups of a layer in it, no fewer; so a longer context finds
+  // records where a shorter one has left them. 0: n_groups.
+  uint32_t lane_groups = 0;
 };
 
 using GroupStoreStats = StoreStats;
@@ -67,6 +71,12 @@ class GroupStore final : public RecordStore {
   // Forgets the groups from `n_groups` on, in all layers: they may be appended again.
   Status Truncate(uint32_t stream, uint32_t n_groups) override;
 
+  // Saves, loads or counts which groups are there, and their checksums; the file keeps them. With no write
+  // under way; loading is into a store without groups, of the same records and lanes. Of each stream what
+  // lies behind the first n_lasting groups is loaded only where n_lasting is what it was; before that all is,
+  // and kInvalidArgument says that there are more.
+  Status VisitState(StateVisitor& visitor, uint32_t n_lasting);
+
   const IoMode& mode() const { return mode_; }
   const GroupStoreStats& stats() const { return stats_; }
 
@@ -91,7 +101,13 @@ class GroupStore final : public RecordStore {
 
   static uint64_t StrideBytes(const GroupStoreShape& shape, const IoMode& mode);
   static uint64_t NumRecords(const GroupStoreShape& shape);
-  uint64_t Place(const Run& run, uint32_t index) const;  // of the run's record, among all records
+  static uint32_t LaneGroups(const GroupStoreShape& shape);
+  uint64_t Place(const Run& run, uint32_t index) const;        // of the run's record, among all of the file
+  uint32_t NumWritten(uint32_t layer, uint32_t stream) const;  // up to the last group that is there
+  std::span<uint32_t> ChecksumsOf(uint32_t layer, uint32_t stream) const;
+  uint32_t& ChecksumAt(const Run& run, uint32_t index) const {
+    return ChecksumsOf(run.layer, run.stream)[run.first_group + index];
+  }
   uint32_t Checksum(const std::byte* record, uint64_t place) const;
   std::byte* Staged(const Request& request, uint32_t index) const;
   Status CheckRun(const Run& run, const char* what) const;
@@ -125,7 +141,7 @@ class GroupStore final : public RecordStore {
   GroupStoreShape shape_;
   uint64_t stride_bytes_;                  // from record to record on flash
   uint32_t staged_groups_;                 // of the longest run that goes through the staging
-  std::unique_ptr<uint32_t[]> checksums_;  // by place; kNotWritten
+  std::unique_ptr<uint32_t[]> checksums_;  // [n_layers, n_streams, n_groups]; kNotWritten
   std::vector<Request> requests_;
   bool reads_in_place_ = true;   // where alignments allow it
   bool memory_refused_ = false;  // a read in place of the Fetch that runs has met EFAULT

@@ -75,7 +75,7 @@ Status GroupStore::FetchAll(uint32_t layer, std::span<const GroupFetch> fetches)
 
 Status GroupStore::CheckFetch(uint32_t layer, std::span<const GroupFetch> fetches) const {
   for (const GroupFetch& fetch : fetches) {
-    if (checksums_[Place({layer, fetch.stream, fetch.group, 1}, 0)] != kNotWritten) continue;
+    if (ChecksumsOf(layer, fetch.stream)[fetch.group] != kNotWritten) continue;
     return {
         StatusCode::kIo,
         fmt::format("layer {}, stream {}, group {} of the KV cache is not on flash: the sequence has to be "
@@ -142,7 +142,7 @@ bool GroupStore::Accept(const Request& request, uint32_t index) {
   const uint64_t place = Place(request.run, index);
   std::byte* const memory = request.fetches[index].memory;
   const std::byte* const record = request.io->staged ? Staged(request, index) : memory;
-  if (Checksum(record, place) != checksums_[place]) return false;
+  if (Checksum(record, place) != ChecksumAt(request.run, index)) return false;
   if (request.io->staged) std::memcpy(memory, record, shape_.record_bytes);
   ++stats_.records_read;
   return true;

@@ -54,7 +54,7 @@ bool GroupStore::StartWrite(const Run& run, const std::byte* records) {
     std::byte* const staged = Staged(request, i);
     std::memcpy(staged, records + uint64_t{i} * shape_.record_bytes, shape_.record_bytes);
     std::memset(staged + shape_.record_bytes, 0, padding_bytes);
-    checksums_[place] = Checksum(staged, place);
+    ChecksumAt(run, i) = Checksum(staged, place);
   }
   io->segments[0] = {Staged(request, 0), bytes};
   io->n_segments = 1;

@@ -25,6 +25,7 @@
 #include "platform/io/block_file.h"
 #include "runtime/store/checked_read.h"
 #include "runtime/store/staged_file.h"
+#include "runtime/store/state_visitor.h"
 
 namespace kvrun {
 
@@ -53,6 +54,12 @@ class RowStore {
   // Of a list that Write was called for after the last Forget.
   bool IsWritten(uint32_t layer, uint32_t list) const {
     return checksums_[Place(layer, list)] != kNotWritten;
+  }
+
+  // Saves, loads or counts which lists are there, their lengths and checksums; the file keeps them. With no
+  // write under way; loading is into a store without lists.
+  Status VisitState(StateVisitor& /*visitor*/) {
+    return {StatusCode::kUnsupported, "sessions of methods with clusters cannot be saved yet"};
   }
 
   // --- Reading. Begins to read lists [first, first + n) of a layer, of which there may be some that are not

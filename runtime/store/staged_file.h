@@ -76,6 +76,8 @@ class StagedFile {
   // some of that is complete, it may be tried again. Where nothing is in flight, there is room.
   Request* Take(IoKind kind, uint64_t staged_bytes);
   std::byte* Staged(const Request& request) const { return staging_.get() + request.part.offset; }
+  // BlockFile::Discard.
+  void Discard(uint64_t offset_bytes, uint64_t size_bytes) { file_->Discard(offset_bytes, size_bytes); }
   // The request's segments are read or written from `offset` on, after the next Poll. A request that is
   // complete may be queued again before it is released.
   void Queue(const Request& request, uint64_t offset, StoreStats& stats);

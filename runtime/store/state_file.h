@@ -39,7 +39,7 @@ enum class StatePart : uint16_t {
   kIdentity = 1,  // of what the session was: model, shapes, options
   kSequence = 2,  // tokens and lengths
   kLedger = 3,
-  kStore = 4,  // checksums of records
+  kStore = 4,  // which records are there, and their checksums
   kWindow = 5,
   kIndex = 6,
   kSpaces = 7,
@@ -47,6 +47,8 @@ enum class StatePart : uint16_t {
   kKept = 9,
   kLayerStates = 10,
   kResidentKv = 11,
+  kFile = 12,  // where what the file of records held lies in it
+  kPass = 13,  // what a forward pass knows besides its KV
 };
 
 struct StateKey {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "platform/base/check.h"
 #include "runtime/store/state_format.h"
@@ -26,6 +27,22 @@ Status CheckSize(const StateFile& file, const StateKey& key, uint64_t size_bytes
 }
 
 }  // namespace
+
+bool AreAscending(std::span<const uint32_t> values, uint32_t end) {
+  return std::adjacent_find(values.begin(), values.end(), std::greater_equal<>()) == values.end() &&
+         (values.empty() || values.back() < end);
+}
+
+Status StateVisitor::Flags(const StateKey& key, std::vector<bool>* flags) {
+  std::vector<uint8_t> bytes(flags->begin(), flags->end());
+  KVRUN_RETURN_IF_ERROR(Array(key, std::span(bytes)));
+  if (!is_loading()) return Status::Ok();
+  if (std::any_of(bytes.begin(), bytes.end(), [](uint8_t byte) { return byte > 1; })) {
+    return {StatusCode::kCorrupt, fmt::format("{}: a flag is neither 0 nor 1", StateKeyInWords(key))};
+  }
+  flags->assign(bytes.begin(), bytes.end());
+  return Status::Ok();
+}
 
 Status StateSaver::Pieces(const StateKey& key, uint64_t size_bytes, std::span<std::byte> piece,
                           const MoveFn& move) {

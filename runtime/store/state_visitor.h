@@ -31,6 +31,10 @@ inline constexpr bool kIsStateValue =
     !std::is_same_v<std::remove_cv_t<T>, bool> &&
     (std::has_unique_object_representations_v<T> || std::is_same_v<T, float> || std::is_same_v<T, double>);
 
+// Each value is greater than the one before it, and less than `end`: what lists of positions and ids that
+// were loaded have to be.
+bool AreAscending(std::span<const uint32_t> values, uint32_t end);
+
 class StateVisitor {
  public:
   virtual ~StateVisitor() = default;
@@ -64,6 +68,8 @@ class StateVisitor {
     static_assert(kIsStateValue<T>);
     return Bytes(key, std::as_writable_bytes(values));
   }
+  // Of a size that both sides know; a byte of 0 or 1 each.
+  Status Flags(const StateKey& key, std::vector<bool>* flags);
   // Loading: it gets the item's size, of at most most_n elements.
   template <typename T>
   Status Vector(const StateKey& key, std::vector<T>* values, uint64_t most_n) {

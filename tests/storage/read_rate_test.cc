@@ -76,6 +76,7 @@ class SimulatedDisk final : public BlockFile {
   }
   Status Reserve(uint64_t) override { return Status::Ok(); }
   void RegisterMemory(std::span<const iovec>) override {}
+  Status Sync() override { return Status::Ok(); }
   void DropCache() override {}
   IoCounters counters() const override { return counters_; }
   size_t n_in_flight() const { return in_flight_.size(); }

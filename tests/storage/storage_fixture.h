@@ -68,6 +68,10 @@ class WrappingFile : public BlockFile {
   }
   Status Reserve(uint64_t size_bytes) override { return file_->Reserve(size_bytes); }
   void RegisterMemory(std::span<const iovec> regions) override { file_->RegisterMemory(regions); }
+  Status Sync() override { return file_->Sync(); }
+  void Discard(uint64_t offset_bytes, uint64_t size_bytes) override {
+    file_->Discard(offset_bytes, size_bytes);
+  }
   void DropCache() override { file_->DropCache(); }
   IoCounters counters() const override { return file_->counters(); }
 

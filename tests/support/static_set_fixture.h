@@ -71,6 +71,7 @@ class NotingIndex final : public KvIndex {
   };
 
   void FillScore(uint32_t, ScoreArgs*) const override {}
+  Status VisitState(StateVisitor&, std::span<const uint32_t>) override { return Status::Ok(); }
   Status TakeOut(uint32_t layer, uint32_t stream, uint32_t group, std::span<const std::byte> record,
                  std::span<const uint32_t> entries) override {
     calls.push_back({layer, stream, group, !record.empty(), {entries.begin(), entries.end()}});

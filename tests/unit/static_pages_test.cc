@@ -61,6 +61,7 @@ class RowsOfRecords final : public KvIndex {
   explicit RowsOfRecords(const KvPlan& plan) : plan_(plan) {}
   void FillScore(uint32_t, ScoreArgs*) const override {}
   bool takes_records() const override { return true; }
+  Status VisitState(StateVisitor&, std::span<const uint32_t>) override { return Status::Ok(); }
   Status NoteStored(uint32_t layer, uint32_t stream, uint32_t first_group,
                     std::span<const std::byte> all) override {
     const size_t bytes = plan_.record.size_bytes();

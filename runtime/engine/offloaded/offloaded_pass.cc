@@ -56,6 +56,7 @@ class OffloadedForwardPass final : public ForwardPass {
   void ResetKvReport() override;
   RecordCache* record_cache() override { return cache_.get(); }
   LayerStates* layer_states() override { return &states_; }
+  Status VisitState(StateVisitor& visitor, std::span<const uint32_t> lengths) override;
 
  private:
   Status GiveNorms();
@@ -168,6 +169,11 @@ Status OffloadedForwardPass::RunPart(const StepPart& part, std::span<const uint3
   KVRUN_RETURN_IF_ERROR(goes_on ? RunRowByRow(rows, outputs, progress) : RunPrompt(rows, progress));
   KVRUN_RETURN_IF_ERROR(refresh_.NotePrompt(rows));
   return outputs.empty() ? Status::Ok() : MoreLogits(outputs, logits);
+}
+
+Status OffloadedForwardPass::VisitState(StateVisitor& visitor, std::span<const uint32_t> lengths) {
+  KVRUN_RETURN_IF_ERROR(cache_->VisitState(visitor));
+  return refresh_.VisitState(visitor, lengths);
 }
 
 Status OffloadedForwardPass::RunPrompt(std::span<const StepRow> rows, const StepProgress& progress) {

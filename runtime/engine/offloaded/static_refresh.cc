@@ -1,6 +1,9 @@
 #include "runtime/engine/offloaded/static_refresh.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <array>
 #include <chrono>
 
 namespace kvrun {
@@ -122,6 +125,49 @@ Status StaticRefresh::SetAside(uint32_t sequence) {
   }
   KVRUN_RETURN_IF_ERROR(states_.Save(sequence, *aside.states));
   aside.position = recent.end;
+  return Status::Ok();
+}
+
+Status StaticRefresh::VisitState(StateVisitor& visitor, std::span<const uint32_t> lengths) {
+  for (uint32_t i = 0; i < lengths.size(); ++i) {
+    if (!recent_.empty()) KVRUN_RETURN_IF_ERROR(VisitSequence(visitor, i, lengths[i]));
+    const uint32_t length = cache_.length(i);
+    if (length >= lengths[i]) continue;  // what is more was truncated
+    if (!recent_.empty() && recent_[i].begin() <= length && recent_[i].end >= lengths[i]) continue;
+    return {visitor.is_loading() ? StatusCode::kCorrupt : StatusCode::kInternal,
+            fmt::format("sequence {} has {} entries of {} tokens", i, length, lengths[i])};
+  }
+  return Status::Ok();
+}
+
+Status StaticRefresh::VisitSequence(StateVisitor& visitor, uint32_t i, uint32_t length) {
+  enum Item : uint16_t { kEnds, kIds };
+  constexpr uint32_t kNone = UINT32_MAX;
+  constexpr uint32_t kAside = 1000;  // behind all copies of ResumingPass
+  RecentTokens& recent = recent_[i];
+  std::array<uint32_t, 3> ends = {recent.end, recent.chosen_at, kNone};
+  if (!asides_.empty() && asides_[i].position) ends[2] = *asides_[i].position;
+  KVRUN_RETURN_IF_ERROR(visitor.Array({StatePart::kPass, kEnds, 0, i}, std::span<uint32_t>(ends)));
+  KVRUN_RETURN_IF_ERROR(visitor.Vector({StatePart::kPass, kIds, 0, i}, &recent.ids, recent.ids.capacity()));
+  if (visitor.is_loading()) {
+    recent.end = ends[0];
+    recent.chosen_at = ends[1];
+    // What is behind them was taken back.
+    if (recent.end < recent.ids.size()) {
+      return {StatusCode::kCorrupt,
+              fmt::format("{} tokens of sequence {} end at {}", recent.ids.size(), i, recent.end)};
+    }
+  }
+  if (ends[2] == kNone) return Status::Ok();
+  if (asides_.empty() || ends[2] > std::max(length, cache_.length(i))) {
+    return {StatusCode::kCorrupt, fmt::format("states of sequence {} were set aside at {}", i, ends[2])};
+  }
+  Aside& aside = asides_[i];
+  if (!aside.states) {
+    KVRUN_ASSIGN_OR_RETURN(aside.states, states_.MakeCopy());
+  }
+  KVRUN_RETURN_IF_ERROR(states_.VisitCopy(visitor, i, kAside, *aside.states));
+  aside.position = ends[2];
   return Status::Ok();
 }
 

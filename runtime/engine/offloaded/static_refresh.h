@@ -38,6 +38,9 @@ class StaticRefresh {
   // The same of a prompt, by which the set was chosen.
   Status NotePrompt(std::span<const StepRow> rows);
 
+  // What it knows of the tokens before. Of sequences of so many entries.
+  Status VisitState(StateVisitor& visitor, std::span<const uint32_t> lengths);
+
   // Since the last reset; nothing where there is no static set.
   std::optional<StaticReport> report() const;
   void ResetReport() {
@@ -45,6 +48,7 @@ class StaticRefresh {
   }
 
  private:
+  Status VisitSequence(StateVisitor& visitor, uint32_t i, uint32_t length);
   // Where there are any; prompts may change them.
   const StaticPlan& statics() const { return cache_.plan().of_groups().statics; }
   // At most so many tokens are computed again.

@@ -34,6 +34,9 @@ class ClusterIndex final : public KvIndex {
   Status BeginStep(const KvStep& step) { return rows_->BeginStep(step); }
   Status EndLayer(uint32_t layer) override { return rows_->EndLayer(layer); }
   Status PrepareStep() override { return rows_->PrepareStep(); }
+  Status VisitState(StateVisitor& /*visitor*/, std::span<const uint32_t> /*lengths*/) override {
+    return {StatusCode::kUnsupported, "sessions of methods with clusters cannot be saved yet"};
+  }
   // The choice of the layer is known: the rows of what is nearest (which is received) stay at hand.
   void KeepNearest(uint32_t layer, const KvStep& step);
 

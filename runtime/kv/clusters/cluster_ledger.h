@@ -59,6 +59,9 @@ class ClusterLedger final : public KvLedger, public LayerWriter, public KeptSour
   void AddKeptPositions(uint32_t layer, uint32_t row, uint32_t head,
                         std::vector<uint32_t>* positions) const override;
   void EndStep() override;
+  Status VisitState(StateVisitor& /*visitor*/) override {
+    return {StatusCode::kUnsupported, "sessions of methods with clusters cannot be saved yet"};
+  }
 
   Status ReadGroups(uint32_t layer, uint32_t stream, uint32_t first_group, uint32_t n_groups,
                     std::span<std::byte> records) override;

@@ -37,6 +37,9 @@ class SequenceClusters final : public ClusterFiles {
   Status Flush() override { return store_->Flush(); }
   Status Fetch(uint32_t layer, std::span<const ClusterFetch> fetches) override;
   void Forget(uint32_t layer, uint32_t stream, uint32_t cluster) override;
+  Status VisitState(StateVisitor& /*visitor*/) override {
+    return {StatusCode::kUnsupported, "sessions of methods with clusters cannot be saved yet"};
+  }
   uint64_t CountRuns(uint32_t layer, uint32_t stream, std::span<const uint32_t> clusters) const override;
 
   const IoMode& mode() const override { return store_->mode(); }

@@ -16,6 +16,7 @@
 #include "runtime/device/device.h"
 #include "runtime/kv/math/adapter.h"
 #include "runtime/kv/plan/kv_step.h"
+#include "runtime/store/state_visitor.h"
 
 namespace kvrun {
 
@@ -118,6 +119,9 @@ class KvIndex {
                              StoredKeys& /*stored*/) {
     return Status::Ok();
   }
+  // --- Saves, loads or counts what is known of sequences of these lengths. As KvLedger::VisitState.
+  virtual Status VisitState(StateVisitor& visitor, std::span<const uint32_t> lengths) = 0;
+
   // For benchmarks: rows of the first `n` entries as they might be. NoteStored is called too.
   virtual Status FillAtRandom(uint32_t /*layer*/, uint32_t /*sequence*/, uint32_t /*n*/, Random& /*random*/) {
     return Status::Ok();

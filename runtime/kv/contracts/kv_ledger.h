@@ -22,6 +22,7 @@
 #include "runtime/kv/plan/cluster_report.h"
 #include "runtime/kv/plan/kept_report.h"
 #include "runtime/kv/plan/kv_step.h"
+#include "runtime/store/state_visitor.h"
 
 namespace kvrun {
 
@@ -41,6 +42,12 @@ class KvLedger : public StoredKeys {
   virtual Status BeginStep(const KvStep& step) = 0;
   // The step has succeeded: its entries are there.
   virtual void EndStep() = 0;
+
+  // --- Saves, loads or counts what the ledger keeps in memory, without its records' checksums, which are the
+  // store's. Between steps. Loading is into a ledger whose sequences have no entries, and not in decode; its
+  // plan has the same records, window, streams and index; n_ctx may differ, where what is loaded fits. After
+  // an error it may only be destroyed.
+  virtual Status VisitState(StateVisitor& visitor) = 0;
 };
 
 // Stores groups as they become whole. Each ledger is either this or a LayerWriter.

@@ -63,6 +63,9 @@ class EvictingLedger final : public KvLedger, public LayerWriter, public KeptSou
   void AddKeptPositions(uint32_t layer, uint32_t row, uint32_t head,
                         std::vector<uint32_t>* positions) const override;
   void EndStep() override;
+  Status VisitState(StateVisitor& /*visitor*/) override {
+    return {StatusCode::kUnsupported, "sessions of methods that evict cannot be saved yet"};
+  }
   KeptReport kept() const override;
 
   Status ReadGroups(uint32_t layer, uint32_t stream, uint32_t first_group, uint32_t n_groups,

@@ -352,4 +352,25 @@ Status SequenceLedger::Visit(uint32_t layer, uint32_t sequence, uint32_t begin, 
   return Status::Ok();
 }
 
+Status SequenceLedger::VisitState(StateVisitor& visitor) {
+  enum Item : uint16_t { kLengths, kStored, kIsToTakeBack };
+  if (!visitor.is_loading()) KVRUN_RETURN_IF_ERROR(UndoPrefill());
+  for (const Status& broken : broken_) KVRUN_RETURN_IF_ERROR(broken);
+  KVRUN_RETURN_IF_ERROR(visitor.Array({StatePart::kLedger, kLengths}, std::span(lengths_)));
+  KVRUN_RETURN_IF_ERROR(visitor.Array({StatePart::kLedger, kStored}, std::span(groups_stored_)));
+  KVRUN_RETURN_IF_ERROR(visitor.Flags({StatePart::kLedger, kIsToTakeBack}, &is_to_take_back_));
+  for (uint32_t sequence = 0; sequence < n_sequences(); ++sequence) {
+    const bool fits = lengths_[sequence] <= plan_.n_ctx &&
+                      groups_stored_[sequence] <= lengths_[sequence] / group_tokens() &&
+                      (statics_ != nullptr || !is_to_take_back_[sequence]);
+    if (!fits) {
+      return {
+          StatusCode::kCorrupt,
+          fmt::format("{} entries of sequence {}, {} groups of them stored, are not as in a context of {}",
+                      lengths_[sequence], sequence, groups_stored_[sequence], plan_.n_ctx)};
+    }
+  }
+  return statics_ != nullptr ? statics_->VisitState(visitor) : Status::Ok();
+}
+
 }  // namespace kvrun

@@ -50,6 +50,7 @@ class SequenceLedger final : public KvLedger, public GroupWriter, public KeptSou
   Status StoreLeavingGroups() override;
   Status StoreCompletedGroups() override;
   void EndStep() override;
+  Status VisitState(StateVisitor& visitor) override;
 
   Status Shift(uint32_t layer, uint32_t sequence, std::span<const float> shifts) override;
   Result<std::vector<float>> MeansInRecords(uint32_t layer, uint32_t sequence) override;

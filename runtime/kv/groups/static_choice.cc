@@ -1,5 +1,7 @@
 #include "runtime/kv/groups/static_choice.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <iterator>
@@ -182,6 +184,33 @@ void StaticChoice::Truncate(uint32_t sequence, uint32_t end) {
       for (Lists& lists : tiers_) std::erase_if(lists[ListOf(layer, stream)], is_gone);
     }
   }
+}
+
+Status StaticChoice::VisitState(StateVisitor& visitor) {
+  enum Item : uint16_t { kHasShare = 100, kOverlap, kRanked, kTiers };  // a number for each tier
+  std::vector<bool> has_share{has_share_};
+  KVRUN_RETURN_IF_ERROR(visitor.Flags({StatePart::kStaticSet, kHasShare}, &has_share));
+  has_share_ = has_share[0];
+  std::vector<uint64_t> overlap;
+  if (overlap_) overlap = {overlap_->sum, overlap_->n_heads, overlap_->n_entries};
+  KVRUN_RETURN_IF_ERROR(visitor.Vector({StatePart::kStaticSet, kOverlap}, &overlap, 3));
+  if (overlap.size() == 3) overlap_ = Overlap{overlap[0], overlap[1], overlap[2]};
+  for (uint32_t layer = 0; layer < n_layers_; ++layer) {
+    for (uint32_t stream = 0; stream < plan_.n_streams; ++stream) {
+      const size_t list = ListOf(layer, stream);
+      const auto key = [&](uint16_t item) { return StateKey{StatePart::kStaticSet, item, layer, stream}; };
+      KVRUN_RETURN_IF_ERROR(visitor.Vector(key(kRanked), &ranked_[list], plan_.n_ctx));
+      for (size_t tier = 0; tier < tiers_.size(); ++tier) {
+        std::vector<uint32_t>& positions = tiers_[tier][list];
+        KVRUN_RETURN_IF_ERROR(
+            visitor.Vector(key(static_cast<uint16_t>(kTiers + tier)), &positions, plan_.n_ctx));
+        if (AreAscending(positions, plan_.n_ctx)) continue;
+        return {StatusCode::kCorrupt,
+                fmt::format("the static set of layer {}, stream {} is in no order", layer, stream)};
+      }
+    }
+  }
+  return precisions_.VisitState(visitor);
 }
 
 }  // namespace kvrun

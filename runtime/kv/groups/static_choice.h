@@ -56,6 +56,8 @@ class StaticChoice {
   }
   const StaticPrecisions& precisions() const { return precisions_; }
 
+  Status VisitState(StateVisitor& visitor);
+
  private:
   struct Overlap {
     uint64_t sum = 0;

@@ -1,5 +1,7 @@
 #include "runtime/kv/groups/static_pages.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
 
@@ -150,6 +152,32 @@ std::span<const GroupFetch> StaticPages::Reads(uint32_t layer, std::span<const G
     first = end;
   }
   return reads_;
+}
+
+Status StaticPages::VisitState(StateVisitor& visitor) {
+  enum Item : uint16_t { kGroups = 300, kEnds, kTaken };
+  uint32_t n_groups = plan_.n_groups();
+  KVRUN_RETURN_IF_ERROR(visitor.Value({StatePart::kStaticSet, kGroups}, &n_groups));
+  std::vector<uint32_t> ends;  // [n_layers, n_streams, 2]
+  for (const Layout& layout : layouts_) ends.insert(ends.end(), {layout.end_group, layout.end_of_rows});
+  KVRUN_RETURN_IF_ERROR(visitor.Array({StatePart::kStaticSet, kEnds}, std::span(ends)));
+  for (uint32_t i = 0; i < layouts_.size(); ++i) {
+    Layout& layout = layouts_[i];
+    const StateKey key{StatePart::kStaticSet, kTaken, i / plan_.n_streams, i % plan_.n_streams};
+    KVRUN_RETURN_IF_ERROR(visitor.Vector(key, &layout.taken, plan_.n_ctx));
+    if (!visitor.is_loading()) continue;
+    layout.end_group = n_groups == plan_.n_groups() ? ends[2 * size_t{i}] : 0;
+    layout.end_of_rows = ends[2 * size_t{i} + 1];
+    if (layout.end_group == 0) layout.taken.clear();
+    if (layout.end_group <= layout.end_of_rows && layout.end_of_rows <= plan_.n_groups() &&
+        AreAscending(layout.taken, layout.end_group * group_tokens()) &&
+        (layout.taken.empty() || layout.taken.front() >= begin())) {
+      continue;
+    }
+    return {StatusCode::kCorrupt,
+            fmt::format("pages of layer {}, stream {} contradict themselves", key.layer, key.stream)};
+  }
+  return Status::Ok();
 }
 
 }  // namespace kvrun

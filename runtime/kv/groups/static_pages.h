@@ -64,6 +64,9 @@ class StaticPages {
   // Valid until the next call.
   std::span<const GroupFetch> Reads(uint32_t layer, std::span<const GroupFetch> fetches);
 
+  // In a context of another length, pages that were laid lie elsewhere: they are laid anew.
+  Status VisitState(StateVisitor& visitor);
+
  private:
   struct Layout {
     uint32_t end_group = 0;    // of what was laid; 0: nothing

@@ -55,4 +55,19 @@ PrecisionShares StaticPrecisions::CountsOf(uint32_t layer, std::span<const doubl
                        plan_.of_groups().statics.low_record.size_bytes());
 }
 
+Status StaticPrecisions::VisitState(StateVisitor& visitor) {
+  enum Item : uint16_t { kHasAttention = 200, kAttention };
+  if (!go_by_score()) return Status::Ok();
+  KVRUN_RETURN_IF_ERROR(visitor.Flags({StatePart::kStaticSet, kHasAttention}, &has_attention_));
+  std::vector<double> values;  // [n_sequences, n_layers, 3]
+  for (const LayerAttention& one : attention_) {
+    values.insert(values.end(), {one.entropy, one.variance, one.kurtosis});
+  }
+  KVRUN_RETURN_IF_ERROR(visitor.Array({StatePart::kStaticSet, kAttention}, std::span(values)));
+  for (size_t i = 0; i < attention_.size(); ++i) {
+    attention_[i] = {values[3 * i], values[3 * i + 1], values[3 * i + 2]};
+  }
+  return Status::Ok();
+}
+
 }  // namespace kvrun

@@ -36,6 +36,8 @@ class StaticPrecisions {
   // How many entries of a stream are in each tier. original_shares: as above, or empty.
   PrecisionShares CountsOf(uint32_t layer, std::span<const double> original_shares) const;
 
+  Status VisitState(StateVisitor& visitor);
+
  private:
   uint32_t model_heads() const { return plan_.record.n_heads * plan_.heads_per_sequence(); }
 

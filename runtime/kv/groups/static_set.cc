@@ -1,5 +1,7 @@
 #include "runtime/kv/groups/static_set.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <iterator>
 #include <utility>
@@ -283,6 +285,22 @@ void StaticSet::AddSources(uint32_t layer, SlotAttentionArgs* args) const {
   for (const std::vector<SlotBuffers>& sources : sources_) {
     if (!sources.empty()) args->Add(sources[layer].source());
   }
+}
+
+Status StaticSet::VisitState(StateVisitor& visitor) {
+  enum Item : uint16_t { kTakenOut = 0 };
+  KVRUN_RETURN_IF_ERROR(choice_.VisitState(visitor));
+  for (uint32_t layer = 0; layer < n_layers_; ++layer) {
+    for (uint32_t stream = 0; stream < plan_.n_streams; ++stream) {
+      std::vector<uint32_t>& taken_out = taken_out_[ListOf(layer, stream)];
+      KVRUN_RETURN_IF_ERROR(
+          visitor.Vector({StatePart::kStaticSet, kTakenOut, layer, stream}, &taken_out, plan_.n_ctx));
+      if (AreAscending(taken_out, plan_.n_ctx)) continue;
+      return {StatusCode::kCorrupt,
+              fmt::format("what is taken out of layer {}, stream {} is in no order", layer, stream)};
+    }
+  }
+  return pages_ != nullptr ? pages_->VisitState(visitor) : Status::Ok();
 }
 
 }  // namespace kvrun

@@ -44,6 +44,9 @@ class StaticSet {
   void DropPages(uint32_t sequence);
   bool lays_pages() const { return pages_ != nullptr; }
 
+  // Loading: not while decoding.
+  Status VisitState(StateVisitor& visitor);
+
   // --- The source, while decoding.
   // Reads whole groups of a stream: records [n], by ascending number.
   using ReadFn = StaticPages::ReadFn;

@@ -1,5 +1,7 @@
 #include "runtime/kv/index/low_rank_index.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -88,7 +90,6 @@ Status LowRankIndex::NoteKeys(uint32_t layer_index, uint32_t sequence, uint32_t 
 }
 
 Status LowRankIndex::SetAdapter(uint32_t layer_index, const LayerAdapter& adapter) {
-  Layer& layer = layers_[layer_index];
   const uint32_t rank = plan_.index.rank;
   KVRUN_CHECK(adapter.rank == rank);
   std::vector<float> bias(rank);
@@ -99,18 +100,21 @@ Status LowRankIndex::SetAdapter(uint32_t layer_index, const LayerAdapter& adapte
     }
     bias[c] = static_cast<float>(sum);
   }
-  const auto bytes = [](const auto& values) { return std::as_bytes(std::span(values)); };
-  KVRUN_ASSIGN_OR_RETURN(layer.key_side, CreateShared(device_, bytes(ToFiniteHalves(adapter.key_side))));
-  KVRUN_ASSIGN_OR_RETURN(layer.query_side,
-                         device_.CreateConstants(bytes(ToFiniteHalves(adapter.query_side)), "kv"));
-  KVRUN_ASSIGN_OR_RETURN(layer.bias, CreateShared(device_, bytes(bias)));
+  return SetSides(layer_index, ToFiniteHalves(adapter.key_side), ToFiniteHalves(adapter.query_side), bias);
+}
+
+Status LowRankIndex::SetSides(uint32_t layer_index, std::span<const uint16_t> key_side,
+                              std::span<const uint16_t> query_side, std::span<const float> bias) {
+  Layer& layer = layers_[layer_index];
+  KVRUN_ASSIGN_OR_RETURN(layer.key_side, CreateShared(device_, std::as_bytes(key_side)));
+  KVRUN_ASSIGN_OR_RETURN(layer.query_side, device_.CreateConstants(std::as_bytes(query_side), "kv"));
+  KVRUN_ASSIGN_OR_RETURN(layer.bias, CreateShared(device_, std::as_bytes(bias)));
   layer.sides = {.are_halves = true,
                  .query_side = layer.query_side.get(),
                  .key_side = layer.key_side.get(),
                  .bias = layer.bias.get(),
                  .scales = layer.scales.get()};
-  layer.key_side_values = {reinterpret_cast<const uint16_t*>(layer.key_side->host().data()),
-                           adapter.key_side.size()};
+  layer.key_side_values = {reinterpret_cast<const uint16_t*>(layer.key_side->host().data()), key_side.size()};
   layer.bias_values = Floats(*layer.bias);
   return Status::Ok();
 }
@@ -124,6 +128,85 @@ Status LowRankIndex::SetCommonAdapter(const LayerAdapter& adapter) {
     layer.bias_values = layers_[0].bias_values;
   }
   return Status::Ok();
+}
+
+namespace {
+
+enum Item : uint16_t {
+  kIsReady,
+  kHasSides,
+  kKeySide,
+  kQuerySide,
+  kBias,
+  kScales,
+  kRows,
+  kTakenOut,
+  kTakenRows
+};
+
+}  // namespace
+
+Status LowRankIndex::VisitState(StateVisitor& visitor, std::span<const uint32_t> lengths) {
+  std::vector<bool> is_ready{is_ready_};
+  std::vector<bool> has_sides;
+  for (const Layer& layer : layers_) has_sides.push_back(layer.query_side != nullptr);
+  if (plan_.method.has_adapters()) {
+    KVRUN_RETURN_IF_ERROR(visitor.Flags({StatePart::kIndex, kIsReady}, &is_ready));
+    KVRUN_RETURN_IF_ERROR(visitor.Flags({StatePart::kIndex, kHasSides}, &has_sides));
+  }
+  for (uint32_t layer = 0; layer < layers_.size(); ++layer) {
+    if (plan_.method.has_adapters() && has_sides[layer]) KVRUN_RETURN_IF_ERROR(VisitSides(visitor, layer));
+    for (uint32_t sequence = 0; sequence < lengths.size(); ++sequence) {
+      KVRUN_RETURN_IF_ERROR(VisitRows(visitor, layer, sequence, lengths[sequence]));
+    }
+  }
+  is_ready_ = is_ready[0];
+  return Status::Ok();
+}
+
+// As they are used: what they were computed from is gone.
+Status LowRankIndex::VisitSides(StateVisitor& visitor, uint32_t layer_index) {
+  Layer& layer = layers_[layer_index];
+  const auto key = [layer_index](Item item) { return StateKey{StatePart::kIndex, item, layer_index}; };
+  std::vector<uint16_t> key_side(size_t{key_dim()} * plan_.index.rank);
+  std::vector<uint16_t> query_side(key_side.size());
+  std::vector<float> bias(plan_.index.rank);
+  if (!visitor.is_loading()) {
+    std::copy(layer.key_side_values.begin(), layer.key_side_values.end(), key_side.begin());
+    std::copy(layer.bias_values.begin(), layer.bias_values.end(), bias.begin());
+    KVRUN_RETURN_IF_ERROR(device_.Download(*layer.query_side, std::as_writable_bytes(std::span(query_side))));
+  }
+  KVRUN_RETURN_IF_ERROR(visitor.Array(key(kKeySide), std::span(key_side)));
+  KVRUN_RETURN_IF_ERROR(visitor.Array(key(kQuerySide), std::span(query_side)));
+  KVRUN_RETURN_IF_ERROR(visitor.Array(key(kBias), std::span(bias)));
+  return visitor.is_loading() ? SetSides(layer_index, key_side, query_side, bias) : Status::Ok();
+}
+
+Status LowRankIndex::VisitRows(StateVisitor& visitor, uint32_t layer_index, uint32_t sequence,
+                               uint32_t length) {
+  Layer& layer = layers_[layer_index];
+  const auto key = [&](Item item) { return StateKey{StatePart::kIndex, item, layer_index, sequence}; };
+  const uint64_t scales_bytes = uint64_t{plan_.index.rank} * sizeof(float);
+  KVRUN_RETURN_IF_ERROR(
+      VisitBytes(visitor, key(kScales), *layer.scales, sequence * scales_bytes, scales_bytes));
+  // A prompt has rows of its last group, whole or not.
+  const uint64_t n_groups = (uint64_t{length} + plan_.record.group_tokens - 1) / plan_.record.group_tokens;
+  const uint64_t group_bytes = uint64_t{plan_.index.group_words()} * sizeof(uint32_t);
+  KVRUN_RETURN_IF_ERROR(VisitBytes(visitor, key(kRows), *layer.rows,
+                                   uint64_t{sequence} * plan_.index.n_groups * group_bytes,
+                                   n_groups * group_bytes));
+  TakenOut& taken_out = layer.taken_out[sequence];
+  KVRUN_RETURN_IF_ERROR(visitor.Vector(key(kTakenOut), &taken_out.positions, length));
+  KVRUN_RETURN_IF_ERROR(
+      visitor.Vector(key(kTakenRows), &taken_out.rows, uint64_t{length} * plan_.index.rank));
+  const auto is_there = [length](uint32_t position) { return position < length; };
+  if (taken_out.rows.size() == taken_out.positions.size() * plan_.index.rank &&
+      std::all_of(taken_out.positions.begin(), taken_out.positions.end(), is_there)) {
+    return Status::Ok();
+  }
+  return {StatusCode::kCorrupt,
+          fmt::format("what the index of layer {} lacks of sequence {} contradicts itself", layer_index,
+                      sequence)};
 }
 
 Status LowRankIndex::PrepareBlank(uint32_t layer) {

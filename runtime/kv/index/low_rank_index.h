@@ -38,6 +38,7 @@ class LowRankIndex final : public KvIndex {
   Status PrepareBlank(uint32_t layer) override;
   Status LearnFromStored(uint32_t sequence, StoredKeys& stored) override;
   Status IndexPrompt(uint32_t layer, const KvRange& prompt, PromptKeys& keys, StoredKeys& stored) override;
+  Status VisitState(StateVisitor& visitor, std::span<const uint32_t> lengths) override;
   Status FillAtRandom(uint32_t layer, uint32_t sequence, uint32_t n, Random& random) override;
 
   // Takes a layer's adapter, for instance from a file.
@@ -73,6 +74,10 @@ class LowRankIndex final : public KvIndex {
         side_row_(plan.index.rank) {}
 
   Status CreateBuffers();
+  Status SetSides(uint32_t layer, std::span<const uint16_t> key_side, std::span<const uint16_t> query_side,
+                  std::span<const float> bias);
+  Status VisitSides(StateVisitor& visitor, uint32_t layer);
+  Status VisitRows(StateVisitor& visitor, uint32_t layer, uint32_t sequence, uint32_t length);
   // From projected keys of a sequence: the index's column scales, sinks left out. Only where rows are
   // quantised.
   Status SetScales(uint32_t layer, uint32_t sequence, std::span<const float> column_scales);

@@ -74,6 +74,18 @@ void PageIndex::WritePage(uint32_t layer, uint32_t stream, uint32_t group, std::
   std::transform(lower.begin(), lower.end(), row + plan_.key_dim(), HalfBelow);
 }
 
+Status PageIndex::VisitState(StateVisitor& visitor, std::span<const uint32_t> lengths) {
+  for (uint32_t layer = 0; layer < rows_.size(); ++layer) {
+    for (uint32_t sequence = 0; sequence < lengths.size(); ++sequence) {
+      const uint64_t n_groups = lengths[sequence] / plan_.record.group_tokens;
+      KVRUN_RETURN_IF_ERROR(VisitBytes(visitor, {StatePart::kIndex, 0, layer, sequence}, *rows_[layer],
+                                       PageOffset(sequence * plan_.heads_per_sequence(), 0),
+                                       n_groups * page_bytes()));
+    }
+  }
+  return Status::Ok();
+}
+
 Status PageIndex::TakeOut(uint32_t layer, uint32_t stream, uint32_t group, std::span<const std::byte> record,
                           std::span<const uint32_t> entries) {
   if (record.empty()) return Status::Ok();  // a row is written when the page is whole

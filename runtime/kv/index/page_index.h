@@ -32,6 +32,7 @@ class PageIndex final : public KvIndex {
   bool takes_records() const override { return true; }
   Status NoteStored(uint32_t layer, uint32_t stream, uint32_t first_group,
                     std::span<const std::byte> records) override;
+  Status VisitState(StateVisitor& visitor, std::span<const uint32_t> lengths) override;
   // Bounds are those of the entries that are left.
   Status TakeOut(uint32_t layer, uint32_t stream, uint32_t group, std::span<const std::byte> record,
                  std::span<const uint32_t> entries) override;

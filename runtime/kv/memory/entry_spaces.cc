@@ -99,6 +99,20 @@ Status EntrySpaces::SetMeans(uint32_t layer, uint32_t sequence, std::span<const 
   return FlushMeans(layer, sequence);
 }
 
+Status EntrySpaces::VisitState(StateVisitor& visitor) {
+  enum Item : uint16_t { kHasMeans, kMeans };
+  if (!are_used()) return Status::Ok();
+  KVRUN_RETURN_IF_ERROR(visitor.Flags({StatePart::kSpaces, kHasMeans}, &has_means_));
+  for (uint32_t layer = 0; layer < layers_.size(); ++layer) {
+    for (uint32_t sequence = 0; sequence < n_sequences_; ++sequence) {
+      KVRUN_RETURN_IF_ERROR(
+          visitor.Array({StatePart::kSpaces, kMeans, layer, sequence}, MeansOf(layer, sequence)));
+      if (visitor.is_loading()) KVRUN_RETURN_IF_ERROR(FlushMeans(layer, sequence));
+    }
+  }
+  return Status::Ok();
+}
+
 Status EntrySpaces::Forget(uint32_t sequence) {
   for (uint32_t layer = 0; layer < layers_.size(); ++layer) {
     if (has_means(layer, sequence)) KVRUN_RETURN_IF_ERROR(SetUsual(layer, sequence));

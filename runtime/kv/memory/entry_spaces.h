@@ -55,6 +55,7 @@ class EntrySpaces {
   void TakeBack(uint32_t layer, uint32_t sequence, std::span<float> rows) const;
   // float [n_kv_heads, 2 (K, V), head_dim].
   Status SetMeans(uint32_t layer, uint32_t sequence, std::span<const float> means);
+  Status VisitState(StateVisitor& visitor);
   // The sequence has no entries any more.
   Status Forget(uint32_t sequence);
 

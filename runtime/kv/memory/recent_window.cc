@@ -150,6 +150,20 @@ Status RecentWindow::UndoPrefill() {
   return Status::Ok();
 }
 
+Status RecentWindow::VisitState(StateVisitor& visitor) {
+  enum Item : uint16_t { kFirstGroups, kRecords };
+  KVRUN_CHECK(!in_prefill());
+  KVRUN_RETURN_IF_ERROR(visitor.Array({StatePart::kWindow, kFirstGroups}, std::span(first_groups_)));
+  const uint64_t sequence_bytes = uint64_t{heads()} * plan_->window.n_records() * record_bytes();
+  for (uint32_t layer = 0; layer < layers_.size(); ++layer) {
+    for (uint32_t sequence = 0; sequence < plan_->n_sequences; ++sequence) {
+      KVRUN_RETURN_IF_ERROR(VisitBytes(visitor, {StatePart::kWindow, kRecords, layer, sequence},
+                                       *layers_[layer].records, sequence * sequence_bytes, sequence_bytes));
+    }
+  }
+  return Status::Ok();
+}
+
 Status RecentWindow::Round(uint32_t layer, uint32_t stream, uint32_t position) {
   if (is_exact() || position < plan_->window.n_exact_entries) return Status::Ok();
   Buffer& records = *layers_[layer].records;

@@ -66,6 +66,9 @@ class RecentWindow {
   bool in_prefill() const { return prefilled_.has_value(); }
   uint32_t prefilled_sequence() const { return prefilled_->sequence; }
 
+  // Not while a prompt is computed.
+  Status VisitState(StateVisitor& visitor);
+
   // A step computes `position`: rounds the entry that leaves the exact ones, and names the window's groups in
   // the stream's mapping table. Returns with the layer's table in the device's sight.
   Status BeginEntry(uint32_t layer, uint32_t stream, uint32_t position);

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "platform/base/check.h"
+#include "runtime/kv/memory/host_buffer.h"
 
 namespace kvrun {
 
@@ -20,6 +21,16 @@ Status SlotRecordStore::Fetch(uint32_t layer, std::span<const GroupFetch> fetche
   for (const GroupFetch& fetch : fetches) {
     const std::byte* const slot = slots_[layer]->host().data() + Place(fetch.stream, fetch.group);
     std::memcpy(fetch.memory, slot, shape_.record.size_bytes());
+  }
+  return Status::Ok();
+}
+
+Status SlotRecordStore::VisitState(StateVisitor& visitor, std::span<const uint32_t> n_groups) {
+  for (uint32_t layer = 0; layer < slots_.size(); ++layer) {
+    for (uint32_t stream = 0; stream < n_groups.size(); ++stream) {
+      KVRUN_RETURN_IF_ERROR(VisitBytes(visitor, {StatePart::kStore, 0, layer, stream}, *slots_[layer],
+                                       Place(stream, 0), n_groups[stream] * shape_.record.size_bytes()));
+    }
   }
   return Status::Ok();
 }

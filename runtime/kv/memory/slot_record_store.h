@@ -7,6 +7,7 @@
 
 #include "runtime/device/device.h"
 #include "runtime/store/record_store.h"
+#include "runtime/store/state_visitor.h"
 
 namespace kvrun {
 
@@ -23,6 +24,8 @@ class SlotRecordStore final : public RecordStore {
                 std::span<const std::byte> records) override;
   Status Flush() override { return Status::Ok(); }
   Status Fetch(uint32_t layer, std::span<const GroupFetch> fetches) override;
+  // The first groups of each stream, so many: [n_streams]. The slots are set.
+  Status VisitState(StateVisitor& visitor, std::span<const uint32_t> n_groups);
   Status Truncate(uint32_t /*stream*/, uint32_t /*n_groups*/) override { return Status::Ok(); }
 
  private:

@@ -33,6 +33,11 @@ class RecordCache {
   uint32_t length(uint32_t sequence) const { return parts_.ledger->length(sequence); }
   // On flash; else everything is in memory.
   bool has_store() const { return parts_.has_store(); }
+  // Saves, loads or counts all that it is, but for its records on flash, which their files keep, and slots,
+  // which are filled anew. Between steps. Loading is into a cache that has computed nothing, by a plan that
+  // CanLoad; after an error it may only be destroyed. kCorrupt: what is loaded contradicts itself.
+  Status VisitState(StateVisitor& visitor) { return parts_.VisitState(visitor); }
+
   // Null where the method has none.
   KvIndex* index() const { return parts_.index.get(); }
   EntrySpaces& spaces() { return parts_.spaces; }

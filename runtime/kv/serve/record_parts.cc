@@ -47,17 +47,62 @@ GroupStoreStats RecordParts::store_stats() const {
 
 Status RecordParts::BeginDecode() {
   if (in_decode()) return Status::Ok();
+  KVRUN_RETURN_IF_ERROR(MakeSlots());
+  return BeginChoosing();
+}
+
+Status RecordParts::MakeSlots() {
   SettleStaticShare();
   KVRUN_RETURN_IF_ERROR(slots.Make());
   for (uint32_t i = 0; family.in_memory != nullptr && i < n_layers; ++i) {
     family.in_memory->SetSlots(i, slots.own(i)->slots());
   }
+  return Status::Ok();
+}
+
+Status RecordParts::BeginChoosing() {
   Status begun = selector != nullptr ? selector->BeginDecode() : Status::Ok();
   const uint64_t written_before = family.pages != nullptr ? store_stats().written_bytes : 0;
   if (begun.ok() && family.kept != nullptr) begun = family.kept->BeginDecode();
   if (family.pages != nullptr) repaged_bytes += store_stats().written_bytes - written_before;
   if (!begun.ok()) LeaveDecode();
   return begun;
+}
+
+Status RecordParts::VisitState(StateVisitor& visitor) {
+  enum Item : uint16_t { kHasStaticShare = 50 };
+  if (!visitor.is_loading()) KVRUN_RETURN_IF_ERROR(FlushStores());
+  KVRUN_RETURN_IF_ERROR(ledger->VisitState(visitor));
+  std::vector<uint32_t> lengths(plan.n_sequences);
+  for (uint32_t i = 0; i < lengths.size(); ++i) lengths[i] = ledger->length(i);
+  KVRUN_RETURN_IF_ERROR(spaces.VisitState(visitor));
+  KVRUN_RETURN_IF_ERROR(window.VisitState(visitor));
+  if (index != nullptr) KVRUN_RETURN_IF_ERROR(index->VisitState(visitor, lengths));
+  std::vector<bool> has_share{has_static_share_};
+  KVRUN_RETURN_IF_ERROR(visitor.Flags({StatePart::kLedger, kHasStaticShare}, &has_share));
+  if (has_share[0]) SettleStaticShare();
+  if (stores.groups != nullptr) KVRUN_RETURN_IF_ERROR(stores.groups->VisitState(visitor, plan.n_groups()));
+  if (stores.clusters != nullptr) KVRUN_RETURN_IF_ERROR(stores.clusters->VisitState(visitor));
+  if (stores.rows != nullptr) KVRUN_RETURN_IF_ERROR(stores.rows->VisitState(visitor));
+  return family.in_memory != nullptr ? VisitSlots(visitor, lengths) : Status::Ok();
+}
+
+Status RecordParts::FlushStores() {
+  if (stores.groups != nullptr) KVRUN_RETURN_IF_ERROR(stores.groups->Flush());
+  if (stores.clusters != nullptr) KVRUN_RETURN_IF_ERROR(stores.clusters->Flush());
+  return stores.rows != nullptr ? stores.rows->Flush() : Status::Ok();
+}
+
+// Records that lie in slots alone; what steps choose among begins when they are there.
+Status RecordParts::VisitSlots(StateVisitor& visitor, std::span<const uint32_t> lengths) {
+  const bool begins = !in_decode();
+  if (begins) KVRUN_RETURN_IF_ERROR(MakeSlots());
+  std::vector<uint32_t> n_groups(plan.n_streams);
+  for (uint32_t stream = 0; stream < plan.n_streams; ++stream) {
+    n_groups[stream] = lengths[stream / plan.heads_per_sequence()] / plan.record.group_tokens;
+  }
+  KVRUN_RETURN_IF_ERROR(family.in_memory->VisitState(visitor, n_groups));
+  return begins ? BeginChoosing() : Status::Ok();
 }
 
 // Once: the first prompts have said it.

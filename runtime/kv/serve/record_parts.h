@@ -48,6 +48,9 @@ struct RecordParts {
   // space.
   Status SetMeans(uint32_t layer, uint32_t sequence, std::span<const float> means);
 
+  // RecordCache::VisitState.
+  Status VisitState(StateVisitor& visitor);
+
   KvPlan plan;  // changes where prompts say the static set's share
   uint32_t n_layers;
   KvStores stores;                       // on flash
@@ -62,6 +65,10 @@ struct RecordParts {
   uint64_t repaged_bytes = 0;  // written for pages that were laid anew (StaticPages)
 
  private:
+  Status MakeSlots();
+  Status BeginChoosing();
+  Status FlushStores();
+  Status VisitSlots(StateVisitor& visitor, std::span<const uint32_t> lengths);
   void SettleStaticShare();
 
   bool has_static_share_ = false;
