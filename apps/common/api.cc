@@ -1,5 +1,6 @@
 #include "apps/common/api.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "apps/common/failure.h"
@@ -118,6 +119,44 @@ Json SessionStats(const Session& session) {
   char* text = nullptr;
   Check(kvrun_session_stats_json(session.get(), &text));
   return TakeJson(text);
+}
+
+std::vector<int32_t> TokensOf(const Session& session, uint32_t sequence) {
+  std::vector<int32_t> ids(kvrun_session_tokens(session.get(), sequence, nullptr, 0));
+  kvrun_session_tokens(session.get(), sequence, ids.data(), ids.size());
+  return ids;
+}
+
+std::string FeedFrom(const Session& session, const std::vector<int32_t>& ids, size_t kept) {
+  const auto feed_from = [&](size_t begin) {
+    Check(kvrun_session_truncate(session.get(), 0, static_cast<uint32_t>(begin)));
+    Check(kvrun_session_feed(session.get(), 0, ids.data() + begin, ids.size() - begin));
+  };
+  try {
+    feed_from(kept);
+    return "";
+  } catch (const Failure& failure) {
+    // What has been read cannot be read back, or cannot be cut there.
+    const kvrun_status status = failure.status();
+    const bool may_be_of_kept =
+        status == KVRUN_CORRUPT || status == KVRUN_IO_ERROR || status == KVRUN_UNSUPPORTED;
+    if (kept == 0 || !may_be_of_kept) throw;
+    feed_from(0);
+    return failure.what();
+  }
+}
+
+std::string FeedRest(const Session& session, const std::vector<int32_t>& ids) {
+  const std::vector<int32_t> held = TokensOf(session, 0);
+  const auto differs = std::mismatch(held.begin(), held.end(), ids.begin(), ids.end()).first;
+  const auto common = static_cast<size_t>(differs - held.begin());
+  if (common == 0) return FeedFrom(session, ids, 0);
+  return FeedFrom(session, ids,
+                  std::min<size_t>({common, ids.size() - 1, kvrun_session_length(session.get(), 0)}));
+}
+
+void Keep(const Session& session) {
+  if (kvrun_session_is_kept(session.get()) != 0) Check(kvrun_session_save(session.get()));
 }
 
 const char* FinishName(kvrun_finish finish) {

@@ -56,7 +56,7 @@ void SayNotes(const SharedOptions& shared, const Json& config, SessionPlan* plan
 
 // What only the session knows: how fast its device is may decide how much is selected.
 void TellSession(const Session& session, const SharedOptions& shared, SessionPlan* plan) {
-  if (plan->kv_plan.is_null() || shared.quiet) return;
+  if ((plan->kv_plan.is_null() && shared.session.empty()) || shared.quiet) return;
   const Json stats = SessionStats(session);
   for (const Json& note : stats.value("notes", Json::array())) {
     const std::string text = TextOf(note);
@@ -224,6 +224,7 @@ Session StartSession(const LoadedEngine& loaded, const SharedOptions& shared, Se
   kvrun_session_options options = SessionOptions(kv_options, plan->n_sequences, plan->n_ctx);
   options.progress = Progress::Callback;
   options.progress_user = progress;
+  options.session = shared.session.c_str();
   Session session = ExplainingAdapter(*plan, [&] { return CreateSession(loaded.engine, options); });
   TellSession(session, shared, plan);
   return session;

@@ -72,6 +72,14 @@ void AddSessionOptions(OptionSet* set, SharedOptions* shared, KvComparisons comp
       });
 }
 
+void AddKeptSessionOption(OptionSet* set, SharedOptions* shared) {
+  set->Group(HelpGroup::kKv);
+  set->NonEmptyText(
+      "--session", &shared->session, "NAME|FILE",
+      "keep what is read under this name, or in this file (with a '/'), and go on with what is there: tokens "
+      "that begin alike are not read again, and --kv-... options are as they were where none are given");
+}
+
 void AddEngineOptions(OptionSet* set, SharedOptions* shared, const std::string& default_context,
                       KvComparisons comparisons) {
   AddDeviceOptions(set, shared);

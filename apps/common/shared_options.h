@@ -28,6 +28,7 @@ struct SharedOptions {
   KvOptionList kv;     // as given; what a session takes is in its SessionPlan
   std::string config;  // a file; empty: none
   bool force_config = false;
+  std::string session;  // where it is kept; empty: nowhere
 };
 
 inline constexpr const char* kContextAsNeeded = "what the job needs, at most what the model was trained with";
@@ -41,7 +42,9 @@ void AddDeviceOptions(OptionSet* set, SharedOptions* shared);
 // --kv-method and the others of its kind, --config, --force-config.
 void AddSessionOptions(OptionSet* set, SharedOptions* shared,
                        KvComparisons comparisons = KvComparisons::kHidden);
-// The same, --ctx, --profile, --validation, and what belongs to the device.
+// --session.
+void AddKeptSessionOption(OptionSet* set, SharedOptions* shared);
+// The same as AddSessionOptions, --ctx, --profile, --validation, and what belongs to the device.
 // `default_context` says what a --ctx of 0 means.
 void AddEngineOptions(OptionSet* set, SharedOptions* shared,
                       const std::string& default_context = kContextAsNeeded,

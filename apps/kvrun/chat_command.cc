@@ -104,7 +104,10 @@ class ChatLoop {
       case ChatAction::kFile: AddFile(TypedPath(line.text)); break;
       case ChatAction::kSave: Save(TypedPath(line.text)); break;
       case ChatAction::kStats: WriteStderr(Statistics()); break;
-      case ChatAction::kReset: conversation_.Reset(); break;
+      case ChatAction::kReset:
+        conversation_.Reset();
+        conversation_.KeepIt();
+        break;
       case ChatAction::kHelp: WriteStderr(ChatHelp(edits_lines_)); break;
       case ChatAction::kExit: return false;
       case ChatAction::kWrong: PrintMessage(line.text); break;
@@ -116,6 +119,7 @@ class ChatLoop {
     NoteLost(message, "the message");
     try {
       const Answer answer = conversation_.Say(message);
+      conversation_.KeepIt();
       ++n_answers_;
       WriteStdout("\n");
       SayWhyItEnded(answer);
@@ -292,7 +296,12 @@ int Chat(ChatOptions& options) {
   const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
   const Session session = StartSession(loaded, options.shared, &plan, &progress);
   Conversation conversation(options.conversation, std::move(documents), model, session, &progress);
+  if (conversation.Restore() && !options.shared.quiet) {
+    PrintMessage(
+        fmt::format("the conversation goes on after {}", Counted(conversation.turns().size(), "message")));
+  }
   conversation.ReadAhead();
+  conversation.KeepIt();
   if (!options.shared.quiet) {
     NoteChatTemplate(options.conversation.form, model_info);
     SayIgnoredAdvice(model_info);
@@ -326,6 +335,9 @@ Command AddChatCommand(CLI::App* program) {
                   "with an instruction, and the KV cache on flash");
   AddGenerationOptions(set.get(), &options->conversation.generation, kChatMaxTokens, SamplingDefaults::kChat);
   AddEngineOptions(set.get(), &options->shared, "what the model was trained with, at most 8192");
+  AddKeptSessionOption(set.get(), &options->shared);
+  set->AddExample("kvrun chat -m model.gguf --session work",
+                  "a conversation that goes on when the same command is given again");
   set->Group(HelpGroup::kOutput);
   set->Flag("--no-history", &options->no_history, "do not save what you type for later chats");
   AddQuietOptions(set.get(), &options->shared);

@@ -83,6 +83,62 @@ void Conversation::Reset() {
   held_.clear();
 }
 
+// What a chat keeps beside the session's tokens.
+void Conversation::KeepIt() const {
+  if (kvrun_session_is_kept(session_.get()) == 0) return;
+  Json turns = Json::array();
+  for (const Turn& turn : turns_) {
+    Json documents = Json::array();
+    for (const Document& document : turn.documents) {
+      documents.push_back({{"name", document.name}, {"text", document.text}});
+    }
+    turns.push_back({{"documents", documents},
+                     {"message", turn.message},
+                     {"answer", turn.answer},
+                     {"reasoning", turn.reasoning}});
+  }
+  const std::string note =
+      DumpJson({{"chat", {{"tokens", context_.size()}, {"text", context_text_}, {"turns", turns}}}});
+  Check(kvrun_session_set_note(session_.get(), note.data(), note.size()));
+  Keep(session_);
+}
+
+bool Conversation::Restore() {
+  char* text = nullptr;
+  Check(kvrun_session_note(session_.get(), &text));
+  held_ = TokensOf(session_, 0);
+  const Json note = ParseJson(TakeText(text));
+  if (!note.is_object() || !note.contains("chat")) return false;  // of another program, or of none
+  const Json& chat = note["chat"];
+  std::vector<Turn> turns;
+  for (const Json& one : chat.value("turns", Json::array())) {
+    Turn turn{{},
+              TextOf(one.value("message", Json())),
+              TextOf(one.value("answer", Json())),
+              TextOf(one.value("reasoning", Json()))};
+    for (const Json& document : one.value("documents", Json::array())) {
+      turn.documents.push_back(
+          {TextOf(document.value("name", Json())), TextOf(document.value("text", Json()))});
+    }
+    turns.push_back(std::move(turn));
+  }
+  const auto n_tokens = chat.value("tokens", size_t{0});
+  if (turns.empty() || n_tokens > held_.size()) return false;
+  turns_ = std::move(turns);
+  context_.assign(held_.begin(), held_.begin() + static_cast<std::ptrdiff_t>(n_tokens));
+  context_text_ = TextOf(chat.value("text", Json()));
+  n_answers_ = turns_.size();
+  const auto was_said = [this](const Document& document) {
+    const auto has_it = [&](const Turn& turn) {
+      return std::any_of(turn.documents.begin(), turn.documents.end(),
+                         [&](const Document& said) { return said.text == document.text; });
+    };
+    return std::any_of(turns_.begin(), turns_.end(), has_it);
+  };
+  std::erase_if(pending_, was_said);
+  return true;
+}
+
 Conversation::Written Conversation::WriteWith(const std::vector<Document>& documents,
                                               const std::string& message) const {
   if (context_.empty()) {
@@ -126,10 +182,10 @@ Conversation::Written Conversation::WriteWhole(const std::string& text) const {
 void Conversation::Feed(const std::vector<int32_t>& context) {
   const size_t held = std::min<size_t>(kvrun_session_length(session_.get(), 0), CommonLength(held_, context));
   const size_t kept = held == 0 ? 0 : held - 1;
-  Check(kvrun_session_truncate(session_.get(), 0, static_cast<uint32_t>(kept)));
   held_ = context;
-  Check(kvrun_session_feed(session_.get(), 0, context.data() + kept, context.size() - kept));
+  const std::string why_anew = FeedFrom(session_, context, kept);
   progress_->Clear();
+  if (!why_anew.empty()) PrintMessage("note: the text was read again from its beginning: " + why_anew);
 }
 
 }  // namespace kvrun::cli

@@ -52,6 +52,13 @@ class Conversation {
 
   void Reset();
 
+  // --- With a session that is kept (--session).
+  // Goes on with the conversation that the session has, where it has one; documents that it has already are
+  // not said again. True: it goes on.
+  bool Restore();
+  // A save point of the session, with what was said.
+  void KeepIt() const;
+
   // The whole conversation's tokens, with documents and a message after what was said. Earlier answers are as
   // the chat template writes them: some leave out what the model thought.
   std::vector<int32_t> ContextWith(const std::vector<Document>& documents, const std::string& message) const {

@@ -93,6 +93,9 @@ std::string SpeedText(const Json& stats) {
   std::string speed =
       fmt::format("prompt {} at {:.1f} token/s", Counted(CountOf(stats, "prefill_tokens"), "token"),
                   NumberOf(stats, "prefill_tps"));
+  if (const uint64_t n_cached = CountOf(stats, "cached_tokens"); n_cached > 0) {
+    speed += fmt::format(" after {} that {} there", n_cached, n_cached == 1 ? "was" : "were");
+  }
   if (const uint64_t n_tokens = CountOf(stats, "answer_tokens"); n_tokens > 0) {
     speed += ", answer " + Counted(n_tokens, "token");
     // The first token comes from the prompt.

@@ -66,6 +66,9 @@ void CheckUsage(const RunOptions& options) {
   if (!options.batch.empty() && options.set->OnCommandLine("--long")) {
     throw UsageError("--long is for the documents of -f: a --batch has none");
   }
+  if (!options.shared.session.empty() && (!options.batch.empty() || options.long_documents.splits())) {
+    throw UsageError("--session keeps one text: it does not go with --batch, nor with --long split");
+  }
   for (const char* of_chats : {"--system", "--chat-template", "--thinking", "--template-var"}) {
     if (!options.chat && options.set->OnCommandLine(of_chats)) {
       throw UsageError(fmt::format("{} needs --chat", of_chats));
@@ -114,9 +117,10 @@ class PromptRunner {
     const LoadedEngine loaded = LoadEngine(model_, options_.shared, &progress_);
     const Session session = StartSession(loaded, options_.shared, &plan, &progress_);
     if (parts_.size() > 1) AskAll(session);
-    Check(kvrun_session_feed(session.get(), 0, prompt_.ids.data(), prompt_.ids.size()));
-    progress_.Clear();
+    Read(session);
+    Keep(session);  // whatever becomes of the answer
     const Answer answer = Generated(session);
+    Keep(session);
     Report(options_, model_, session, loaded.info, prompt_, answer);
     return answer.finish == KVRUN_FINISH_CANCELLED ? kExitInterrupted : 0;
   }
@@ -161,6 +165,19 @@ class PromptRunner {
     const std::string text = ComposedText(documents, question);
     return options_.chat ? EncodeChat(model_, options_.form, options_.system, text)
                          : EncodePlain(model_, options_.form, text, "the prompt");
+  }
+
+  void Read(const Session& session) {
+    try {
+      const std::string why_anew = FeedRest(session, prompt_.ids);
+      progress_.Clear();
+      if (!why_anew.empty() && !options_.shared.quiet) {
+        PrintMessage("note: the text was read again from its beginning: " + why_anew);
+      }
+    } catch (const Interruption&) {
+      Keep(session);  // what was read need not be read again
+      throw;
+    }
   }
 
   // The prompt is then the one that joins the parts' answers.
@@ -262,8 +279,11 @@ Command AddRunCommand(CLI::App* program) {
       "kvrun run -m model.gguf -f report.txt -p \"What is it about?\" --chat --kv-method kvswap "
       "--kv-budget 1/13",
       "ask a question about a document, with the KV cache on flash and a thirteenth of it in memory");
+  set->AddExample("kvrun run -m model.gguf -f report.txt -p \"What is it about?\" --chat --session report",
+                  "the same, and the next question does not read the document again");
   AddGenerationOptions(set.get(), &options->generation, kDefaultMaxTokens);
   AddEngineOptions(set.get(), &options->shared);
+  AddKeptSessionOption(set.get(), &options->shared);
   AddReportOptions(set.get(), &options->shared);
   set->CheckedFlag("--json-lines",
                    "a JSON line for each token as it comes, and at the end the object of --json",

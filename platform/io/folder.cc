@@ -141,6 +141,12 @@ std::optional<std::string> ConfigFolder() {
   return std::nullopt;
 }
 
+std::optional<std::string> StateHomeFolder() {
+  if (const char* state = AbsolutePathIn("XDG_STATE_HOME")) return std::string(state) + "/kvrun";
+  if (const char* home = AbsolutePathIn("HOME")) return std::string(home) + "/.local/state/kvrun";
+  return std::nullopt;
+}
+
 std::optional<std::string> CacheFolder() {
   const std::vector<UserFolder> folders = UserFolders();
   if (folders.size() == 1) return std::nullopt;  // a process without a home is to leave nothing behind

@@ -44,6 +44,10 @@ Status CheckUserFolder(const UserFolder& folder, InMemory in_memory);
 // nothing where neither variable is an absolute path. It need not be there.
 std::optional<std::string> ConfigFolder();
 
+// Where kvrun keeps what users have made with it, such as sessions: $XDG_STATE_HOME/kvrun, or else
+// $HOME/.local/state/kvrun; nothing where neither variable is an absolute path. It need not be there.
+std::optional<std::string> StateHomeFolder();
+
 // Where kvrun keeps what saves time at the next start: the first of UserFolders that can be used; nothing
 // where none can, or neither variable is set. It need not be there, but for one in kSharedFolder, which is
 // made, so that nobody else can make it.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -171,6 +172,41 @@ kvrun_status kvrun_session_create(kvrun_engine* engine, const kvrun_session_opti
 }
 
 void kvrun_session_destroy(kvrun_session* session) { delete session; }
+
+kvrun_status kvrun_session_save(kvrun_session* session) {
+  return Guard([&]() -> Status {
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(session, "session"));
+    return session->session->SavePoint();
+  });
+}
+
+int kvrun_session_is_kept(const kvrun_session* session) {
+  return session != nullptr && session->session->is_kept() ? 1 : 0;
+}
+
+size_t kvrun_session_tokens(const kvrun_session* session, uint32_t sequence, int32_t* ids, size_t room) {
+  if (session == nullptr) return 0;
+  const std::span<const TokenId> tokens = session->session->Tokens(sequence);
+  if (ids != nullptr) std::copy_n(tokens.begin(), std::min(room, tokens.size()), ids);
+  return tokens.size();
+}
+
+kvrun_status kvrun_session_set_note(kvrun_session* session, const char* note, size_t size) {
+  return Guard([&]() -> Status {
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(session, "session"));
+    if (size > 0) KVRUN_RETURN_IF_ERROR(CheckNotNull(note, "note"));
+    return session->session->SetNote(size > 0 ? std::string(note, size) : std::string());
+  });
+}
+
+kvrun_status kvrun_session_note(const kvrun_session* session, char** note) {
+  return Guard([&]() -> Status {
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(note, "note"));
+    *note = nullptr;
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(session, "session"));
+    return kvrun::capi::CopyOut(std::string_view(session->session->note()), note);
+  });
+}
 
 uint32_t kvrun_session_context(const kvrun_session* session) {
   return session == nullptr ? 0 : session->session->n_ctx();

@@ -44,6 +44,7 @@ Json SpeedInfo(const SessionStats& stats) {
           {"decode_ms", stats.decode_ms},
           {"decode_tps", PerSecond(stats.decode_tokens, stats.decode_ms)},
           {"ttft_ms", stats.ttft_ms},
+          {"cached_tokens", stats.cached_tokens},
           {"recomputed_tokens", stats.recomputed_tokens}};
 }
 

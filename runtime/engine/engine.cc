@@ -68,43 +68,6 @@ Result<std::unique_ptr<Engine>> Engine::Create(const Model& model, const EngineO
 Engine::Engine(const Model& model, std::unique_ptr<Device> device, ForwardPassFactory create_forward_pass)
     : model_(model), device_(std::move(device)), create_forward_pass_(std::move(create_forward_pass)) {}
 
-Result<KvPlan> Engine::PlanSession(const KvSettings& kv, uint32_t n_ctx, uint32_t n_sequences) {
-  const std::lock_guard lock(device_mutex_);
-  return PlanSessionKv(model_, kv, n_ctx, n_sequences, layer_time_ ? &*layer_time_ : nullptr);
-}
-
-Result<std::unique_ptr<Session>> Engine::CreateSession(const SessionOptions& options) {
-  KVRUN_RETURN_IF_ERROR(CheckSequenceCount(options.n_sequences));
-  Session::Parts parts;
-  parts.n_sequences = options.n_sequences;
-  parts.n_ctx = ChooseContext(options.n_ctx, model_.config);
-  parts.notes = ContextNotes(parts.n_ctx, model_.config);
-  parts.tokenizer = model_.tokenizer.get();
-  parts.device_mutex = &device_mutex_;
-  parts.progress = options.progress;
-  ForwardPassOptions pass_options{
-      .n_sequences = options.n_sequences, .n_ctx = parts.n_ctx, .offloaded = nullptr};
-  const auto prepare = [&] {
-    const std::lock_guard lock(device_mutex_);
-    return PrepareOffloadedPass(model_, options.kv, parts.n_ctx, options.n_sequences,
-                                layer_time_ ? &*layer_time_ : nullptr);
-  };
-  KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions offloaded, prepare());
-  const std::vector<std::string>& notes = offloaded.plan.notes.for_people;
-  parts.notes.insert(parts.notes.end(), notes.begin(), notes.end());
-  parts.details = offloaded.plan.notes.for_experts;
-  pass_options.kv_type = offloaded.plan.record.k_type;
-  pass_options.n_state_copies = offloaded.plan.states.n_copies;
-  if (!IsPlainResident(offloaded.plan)) {
-    pass_options.offloaded = std::make_shared<OffloadedPassOptions>(std::move(offloaded));
-  }
-  {
-    const std::lock_guard lock(device_mutex_);
-    KVRUN_ASSIGN_OR_RETURN(parts.forward_pass, create_forward_pass_(pass_options));
-  }
-  return Session::Create(std::move(parts));
-}
-
 Result<std::unique_ptr<Evaluation>> Engine::CreateEvaluation(std::span<const TokenId> ids,
                                                              const EvaluationOptions& options,
                                                              const ProgressCallback& progress) {

@@ -33,9 +33,14 @@ struct SessionOptions {
   uint32_t n_ctx = 0;  // 0: what the model was trained with, at most kDefaultMaxContext
   KvSettings kv;
   ProgressCallback progress;  // of prefill, in tokens; may be empty
+  // Where the session is kept: it goes on with what is there, and Session::SavePoint keeps it there. Empty:
+  // it ends with its process. What is there says which KV options are not given here, and n_ctx is the least
+  // context.
+  std::string path;
 };
 
 class RateWatch;
+class SessionFiles;
 class Evaluation;
 struct NeedleAnswers;
 struct NeedleOptions;
@@ -100,6 +105,14 @@ class Engine {
   std::vector<OperationTime> OperationTotals();
 
  private:
+  Result<std::unique_ptr<Session>> MakeSession(const SessionOptions& options,
+                                               std::unique_ptr<SessionFiles> files,
+                                               std::vector<std::string> notes);
+  Result<std::unique_ptr<Session>> OpenSession(const SessionOptions& options,
+                                               std::unique_ptr<SessionFiles>* files);
+  Result<std::unique_ptr<Session>> KeepSession(const SessionOptions& given);
+  LayerTime* layer_time() { return layer_time_ ? &*layer_time_ : nullptr; }
+
   const Model& model_;
   std::unique_ptr<Device> device_;
   std::vector<std::string> choice_notes_;  // of the device's choice

@@ -45,7 +45,9 @@ Session::Session(Parts parts)
       progress_(std::move(parts.progress)),
       notes_(std::move(parts.notes)),
       details_(std::move(parts.details)),
+      kept_(std::move(parts.kept)),
       sequences_(parts.n_sequences) {
+  is_fed_.resize(sequences_.size());
   for (SequenceState& state : sequences_) state.tokens.reserve(n_ctx_);
   if (progress_) runner_.SetProgress([this](uint64_t rows, uint64_t) { return ReportRows(rows); });
 }
@@ -74,9 +76,10 @@ uint32_t Session::Length(uint32_t sequence) const {
 
 namespace {
 
+enum Item : uint16_t { kTokens, kComputed, kFed, kLogits, kNote };
+
 Status VisitSequence(StateVisitor& visitor, uint32_t nth, uint32_t n_ctx, uint32_t n_vocab,
                      SequenceState* state) {
-  enum Item : uint16_t { kTokens, kComputed, kFed, kLogits };
   const auto key = [nth](Item item) { return StateKey{StatePart::kSequence, item, 0, nth}; };
   KVRUN_RETURN_IF_ERROR(visitor.Vector(key(kTokens), &state->tokens, n_ctx));
   KVRUN_RETURN_IF_ERROR(visitor.Value(key(kComputed), &state->n_computed));
@@ -99,12 +102,34 @@ Status VisitSequence(StateVisitor& visitor, uint32_t nth, uint32_t n_ctx, uint32
 }  // namespace
 
 Status Session::VisitState(StateVisitor& visitor) {
+  std::vector<uint8_t> note(note_.begin(), note_.end());
+  KVRUN_RETURN_IF_ERROR(visitor.Vector({StatePart::kSequence, kNote}, &note, kMostNoteBytes));
+  note_.assign(note.begin(), note.end());
   std::vector<uint32_t> lengths(sequences_.size());
   for (uint32_t i = 0; i < sequences_.size(); ++i) {
     KVRUN_RETURN_IF_ERROR(VisitSequence(visitor, i, n_ctx_, n_vocab(), &sequences_[i]));
     lengths[i] = sequences_[i].n_computed;
   }
   return runner_.VisitState(visitor, lengths);
+}
+
+std::span<const TokenId> Session::Tokens(uint32_t sequence) const {
+  if (sequence >= sequences_.size()) return {};
+  return sequences_[sequence].tokens;
+}
+
+Status Session::SavePoint() {
+  if (kept_ != nullptr) return kept_->Save(*this);
+  return {StatusCode::kInvalidArgument, "the session has no file to be kept in: it was made without one"};
+}
+
+Status Session::SetNote(std::string note) {
+  if (note.size() > kMostNoteBytes) {
+    return {StatusCode::kInvalidArgument, fmt::format("a note of {} is too long to be kept: {} are possible",
+                                                      FormatBytes(note.size()), FormatBytes(kMostNoteBytes))};
+  }
+  note_ = std::move(note);
+  return Status::Ok();
 }
 
 Status Session::CheckSequence(uint32_t sequence) const {
@@ -172,6 +197,8 @@ Status Session::Append(uint32_t sequence, std::span<const TokenId> ids, size_t n
   if (!ids.empty()) state.n_fed = static_cast<uint32_t>(state.tokens.size());
   if (state.tokens.size() == state.n_computed) return Status::Ok();
   NoteWorkBegins();
+  if (!ids.empty() && !is_fed_[sequence]) stats_.cached_tokens += state.n_computed;
+  is_fed_[sequence] = true;
   feed_ = {.total = state.tokens.size() - state.n_computed};
   Status status = ComputeChunks(sequence, n_logits, callback);
   feed_ = {};
@@ -331,6 +358,7 @@ SessionStats SessionStats::Since(const SessionStats& earlier) const {
           .decode_tokens = decode_tokens - earlier.decode_tokens,
           .decode_ms = decode_ms - earlier.decode_ms,
           .ttft_ms = earlier.ttft_ms,
+          .cached_tokens = cached_tokens - earlier.cached_tokens,
           .recomputed_tokens = recomputed_tokens - earlier.recomputed_tokens};
 }
 
@@ -358,6 +386,7 @@ void Session::NoteWorkBegins() {
   if (!work_began_) work_began_ = now;
   if (!turn_ended_) return;
   turn_ended_ = false;
+  is_fed_.assign(sequences_.size(), false);
   turn_began_ = stats();
   turn_began_.ttft_ms = 0.0;
   turn_work_began_ = now;

@@ -67,6 +67,7 @@ struct SessionStats {
       0;                   // computed by decode steps: the first token of an answer comes from the prefill
   double decode_ms = 0.0;  // steps and sampling
   double ttft_ms = 0.0;    // from the first feed (or generation) to the first token
+  uint64_t cached_tokens = 0;      // that sequences had when a turn fed them
   uint64_t recomputed_tokens = 0;  // ForwardPass::recomputed_tokens: no part of the numbers above
 
   // What was counted since `earlier`, with the latter's ttft_ms.
@@ -87,6 +88,15 @@ struct SequenceState {
   size_t n_generated() const { return tokens.size() - std::min<size_t>(n_fed, tokens.size()); }
 };
 
+class Session;
+
+// Where a session is kept.
+class KeptState {
+ public:
+  virtual ~KeptState() = default;
+  virtual Status Save(Session& session) = 0;
+};
+
 // One thread at a time.
 class Session {
  public:
@@ -99,6 +109,7 @@ class Session {
     ProgressCallback progress;  // of prefill, in tokens; may be empty
     std::vector<std::string> notes;
     std::vector<std::string> details;  // notes for experts
+    std::unique_ptr<KeptState> kept;   // null: the session ends with its process
   };
   static Result<std::unique_ptr<Session>> Create(Parts parts);
 
@@ -124,6 +135,18 @@ class Session {
   Status GenerateEach(std::span<const uint32_t> sequences, std::span<const GenerateOptions> options,
                       const TokenCallback& callback, std::span<GenerateResult> results);
 
+  // The tokens of a sequence, the pending one included; none for one that is not in the session.
+  std::span<const TokenId> Tokens(uint32_t sequence) const;
+
+  // --- Of a session that is kept (Parts::kept).
+  bool is_kept() const { return kept_ != nullptr; }
+  // What there is now is on the disk: whatever happens, the next process finds it, or a later save point.
+  // After an error the one before counts, and the session goes on.
+  Status SavePoint();
+  // Of the caller, kept with the session; at most kMostNoteBytes.
+  static constexpr uint64_t kMostNoteBytes = 64 * 1024 * 1024;
+  Status SetNote(std::string note);
+  const std::string& note() const { return note_; }
   // All that the session is: saves, loads or counts its sequences and what is kept of them. Loading is into a
   // session that was made the same way and has computed nothing; after an error it may only be destroyed.
   // kCorrupt: what is loaded contradicts itself.
@@ -172,11 +195,14 @@ class Session {
   FeedProgress feed_;
   std::vector<std::string> notes_;
   std::vector<std::string> details_;
+  std::unique_ptr<KeptState> kept_;
+  std::string note_;
   std::vector<SequenceState> sequences_;
   SessionStats stats_;              // without recomputed_tokens
   uint64_t recomputed_before_ = 0;  // when they were reset
   SessionStats turn_began_;         // with the turn's own ttft_ms
   bool turn_ended_ = true;
+  std::vector<bool> is_fed_;  // of each sequence, in the turn
   // Since when the first token, and a turn's first one, is waited for.
   std::optional<Clock::time_point> work_began_;
   std::optional<Clock::time_point> turn_work_began_;

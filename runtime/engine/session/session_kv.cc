@@ -20,22 +20,31 @@ namespace {
 enum class FileUse : bool { kIsKept, kIsTried };
 
 // A folder that the user named is made, but not those above it: they are rather a slip.
-Result<std::unique_ptr<BlockFile>> OpenKvFile(const KvStorageOptions& storage, FileUse use,
-                                              uint32_t queue_depth = BlockFileOptions().queue_depth) {
+Result<BlockFileOptions> KvFileOptions(const KvStorageOptions& storage, FileUse use,
+                                       uint32_t queue_depth = BlockFileOptions().queue_depth) {
   std::string folder = storage.folder;
   if (folder.empty()) {
     const FolderUse made = use == FileUse::kIsTried ? FolderUse::kIsTried : FolderUse::kIsMade;
     const InMemory in_memory = storage.allow_tmpfs ? InMemory::kIsAllowed : InMemory::kIsRefused;
     KVRUN_ASSIGN_OR_RETURN(folder, FindKvFolder(made, in_memory));
   }
-  return CreateBlockFile({.folder = folder,
+  return BlockFileOptions{.folder = folder,
                           .makes_parents = storage.folder.empty(),
                           .only_tries = use == FileUse::kIsTried,
                           .auto_backend = storage.auto_backend,
                           .backend = storage.backend,
                           .direct = storage.direct,
                           .queue_depth = queue_depth,
-                          .allow_tmpfs = storage.allow_tmpfs});
+                          .allow_tmpfs = storage.allow_tmpfs};
+}
+
+Result<std::unique_ptr<BlockFile>> OpenKvFile(const KvStorageOptions& storage, FileUse use) {
+  KVRUN_ASSIGN_OR_RETURN(const BlockFileOptions options, KvFileOptions(storage, use));
+  return CreateBlockFile(options);
+}
+
+uint32_t AlignmentOf(const BlockFile& file, const KvStorageOptions& storage) {
+  return std::max(file.mode().alignment_bytes, storage.least_alignment_bytes);
 }
 
 // That options alone name; what a budget takes where they do not.
@@ -90,9 +99,10 @@ bool HasFiles(const KvPlan& plan) { return plan.method.needs_file(); }
 // From options to a plan, and from it to what is made. The adapter's file is read once for all of it.
 class KvPreparation {
  public:
-  // `layer_time` may be null.
-  KvPreparation(const Model& model, const KvSettings& settings, LayerTime* layer_time)
-      : model_(model), settings_(settings), layer_time_(layer_time), adapter_(model, settings) {}
+  // `layer_time` may be null, and so may `kept`.
+  KvPreparation(const Model& model, const KvSettings& settings, LayerTime* layer_time,
+                KeptFiles* kept = nullptr)
+      : model_(model), settings_(settings), layer_time_(layer_time), kept_(kept), adapter_(model, settings) {}
 
   Result<KvPlan> Plan(uint32_t n_ctx, uint32_t n_sequences);
   // Makes the folder, whose files may be aligned in another way than the one that was tried.
@@ -103,17 +113,21 @@ class KvPreparation {
  private:
   Result<KvOptions> CompleteOptions();
   std::optional<FlashTimes> TimesFor(std::optional<double> reads_per_s);
+  Result<std::unique_ptr<BlockFile>> MakeFile(KeptFiles::Kind kind, const KvPlan& plan,
+                                              uint32_t queue_depth) const;
   Status MakeFiles(OffloadedPassOptions* options) const;
 
   const Model& model_;
   const KvSettings& settings_;
   LayerTime* layer_time_;
+  KeptFiles* kept_;
   SessionAdapter adapter_;
 };
 
 // What the user says, with what the adapter's file and the device say.
 Result<KvOptions> KvPreparation::CompleteOptions() {
   KvOptions options = settings_.kv;
+  if (settings_.flash_times) options.flash_times = settings_.flash_times;
   if (layer_time_ != nullptr) options.max_buffer_bytes = layer_time_->device().max_buffer_bytes;
   KVRUN_ASSIGN_OR_RETURN(options.layer_shares, adapter_.LayerShares());
   return options;
@@ -136,11 +150,11 @@ Result<KvPlan> KvPreparation::Plan(uint32_t n_ctx, uint32_t n_sequences) {
   if (!IsSurelyResident(settings_.kv, shape, n_ctx, n_sequences)) {
     KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<BlockFile> file,
                            OpenKvFile(settings_.storage, FileUse::kIsTried));
-    alignment_bytes = file->mode().alignment_bytes;
+    alignment_bytes = AlignmentOf(*file, settings_.storage);
     speed = SpeedFor(settings_, *file);
   }
   // Before the adapter is read, which is large: a device may need the memory to be measured.
-  const std::optional<FlashTimes> times = TimesFor(speed);
+  const std::optional<FlashTimes> times = settings_.flash_times ? std::nullopt : TimesFor(speed);
   KVRUN_ASSIGN_OR_RETURN(KvOptions options, CompleteOptions());
   if (times) options.flash_times = times;
   KVRUN_ASSIGN_OR_RETURN(KvPlan plan,
@@ -160,20 +174,39 @@ Result<KvPlan> KvPreparation::PlanForFolder(KvPlan plan) {
   same_group.default_group_tokens = plan.record.group_tokens;
   same_group.flash_times = plan.flash_times;
   KVRUN_ASSIGN_OR_RETURN(KvPlan of_folder, PlanKv(same_group, ShapeOf(model_.config), plan.n_ctx,
-                                                  plan.n_sequences, file->mode().alignment_bytes));
+                                                  plan.n_sequences, AlignmentOf(*file, settings_.storage)));
   of_folder.notes = std::move(plan.notes);
   return of_folder;
 }
 
+Result<std::unique_ptr<BlockFile>> KvPreparation::MakeFile(KeptFiles::Kind kind, const KvPlan& plan,
+                                                           uint32_t queue_depth) const {
+  KVRUN_ASSIGN_OR_RETURN(const BlockFileOptions options,
+                         KvFileOptions(settings_.storage, FileUse::kIsKept, queue_depth));
+  if (kept_ == nullptr) return CreateBlockFile(options);
+  const uint32_t n_layers = model_.config.n_kv_layers();
+  return kept_->Make(kind, options, [&](const IoMode& mode) {
+    return kind == KeptFiles::Kind::kRecords ? RecordsFileSize(plan, n_layers, kept_->room_tokens(), mode)
+                                             : RowsFileSize(plan, n_layers, mode);
+  });
+}
+
 Status KvPreparation::MakeFiles(OffloadedPassOptions* options) const {
-  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file, OpenKvFile(settings_.storage, FileUse::kIsKept));
-  std::unique_ptr<BlockFile> rows_file;
-  if (options->plan.has_rows_file()) {
-    const uint32_t depth = RowStore::kQueueDepth;
-    KVRUN_ASSIGN_OR_RETURN(rows_file, OpenKvFile(settings_.storage, FileUse::kIsKept, depth));
+  const KvPlan& plan = options->plan;
+  const uint32_t depth = BlockFileOptions().queue_depth;
+  std::unique_ptr<BlockFile> file;
+  if (plan.method.is_on_flash()) {
+    KVRUN_ASSIGN_OR_RETURN(file, MakeFile(KeptFiles::Kind::kRecords, plan, depth));
+  } else {
+    KVRUN_ASSIGN_OR_RETURN(file, OpenKvFile(settings_.storage, FileUse::kIsKept));
   }
-  KVRUN_ASSIGN_OR_RETURN(options->stores, MakeKvStores(options->plan, model_.config.n_kv_layers(),
-                                                       std::move(file), std::move(rows_file)));
+  std::unique_ptr<BlockFile> rows_file;
+  if (plan.has_rows_file()) {
+    KVRUN_ASSIGN_OR_RETURN(rows_file, MakeFile(KeptFiles::Kind::kRows, plan, RowStore::kQueueDepth));
+  }
+  KVRUN_ASSIGN_OR_RETURN(
+      options->stores, MakeKvStores(plan, model_.config.n_kv_layers(), std::move(file), std::move(rows_file),
+                                    kept_ != nullptr ? kept_->room_tokens() : 0));
   KVRUN_ASSIGN_OR_RETURN(options->spill, OpenKvFile(settings_.storage, FileUse::kIsKept));
   return Status::Ok();
 }
@@ -221,9 +254,9 @@ Result<KvPlan> PlanSessionKv(const Model& model, const KvSettings& settings, uin
 }
 
 Result<OffloadedPassOptions> PrepareOffloadedPass(const Model& model, const KvSettings& settings,
-                                                  uint32_t n_ctx, uint32_t n_sequences,
-                                                  LayerTime* layer_time) {
-  KvPreparation preparation(model, settings, layer_time);
+                                                  uint32_t n_ctx, uint32_t n_sequences, LayerTime* layer_time,
+                                                  KeptFiles* kept) {
+  KvPreparation preparation(model, settings, layer_time, kept);
   // First, as no folder is to be made for what cannot be had.
   KVRUN_ASSIGN_OR_RETURN(KvPlan plan, preparation.Plan(n_ctx, n_sequences));
   if (HasFiles(plan)) {

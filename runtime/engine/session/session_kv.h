@@ -2,13 +2,16 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 #include "platform/base/status.h"
+#include "platform/io/block_file.h"
 #include "runtime/engine/machine/layer_time.h"
 #include "runtime/engine/offloaded/offloaded_pass.h"
 #include "runtime/engine/pass/forward_pass.h"
 #include "runtime/kv/planner/kv_options.h"
+#include "runtime/kv/serve/kv_stores.h"
 #include "runtime/model/model.h"
 
 namespace kvrun {
@@ -29,11 +32,24 @@ Result<uint32_t> KvAlignmentBytes(const KvStorageOptions& storage);
 Result<KvPlan> PlanSessionKv(const Model& model, const KvSettings& settings, uint32_t n_ctx,
                              uint32_t n_sequences, LayerTime* layer_time = nullptr);
 
+// Makes the files that the records of a session lie in which is kept, in place of nameless ones.
+class KeptFiles {
+ public:
+  virtual ~KeptFiles() = default;
+  // The longest context that there is to be room for in them; at least the plan's.
+  virtual uint32_t room_tokens() const = 0;
+  enum class Kind : uint8_t { kRecords, kRows };
+  using SizeFn = std::function<KvFileSize(const IoMode& mode)>;
+  // `options`: of a nameless file in the folder for KV; where it lies is for this to say.
+  virtual Result<std::unique_ptr<BlockFile>> Make(Kind kind, const BlockFileOptions& options,
+                                                  const SizeFn& size) = 0;
+};
+
 // The plan of a session and, where its method keeps KV on flash, the store (its space reserved) and the
-// adapter.
+// adapter. `kept`: null: of a session that ends with its process.
 Result<OffloadedPassOptions> PrepareOffloadedPass(const Model& model, const KvSettings& settings,
                                                   uint32_t n_ctx, uint32_t n_sequences,
-                                                  LayerTime* layer_time = nullptr);
+                                                  LayerTime* layer_time = nullptr, KeptFiles* kept = nullptr);
 
 // By a plan that was made: for a model that has other layers than it was made for, and else the same shape.
 Result<OffloadedPassOptions> PrepareByPlan(const Model& model, const KvSettings& settings, KvPlan plan);

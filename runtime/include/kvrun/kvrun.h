@@ -338,6 +338,10 @@ typedef struct kvrun_session_options {
   void* progress_user;
   const kvrun_option* kv_options; /* [n_kv_options]; read during the call only */
   size_t n_kv_options;
+  /* Where the session is kept (see kvrun_session_save): a name, such as "thesis", of the user's folder for
+   * sessions ($XDG_STATE_HOME/kvrun/sessions, else $HOME/.local/state/kvrun/sessions), or a path, which has a
+   * '/' in it. NULL or empty: it ends with kvrun_session_destroy. Read during the call only. */
+  const char* session;
 } kvrun_session_options;
 
 KVRUN_API void kvrun_session_options_init(kvrun_session_options* options);
@@ -410,9 +414,38 @@ KVRUN_API kvrun_status kvrun_config_json(const char* path, const kvrun_model* mo
                                          const kvrun_engine* engine, const kvrun_config_options* options,
                                          char** json);
 
+/* With `session` in the options, goes on with the session that is kept there, or begins one. Of one that is
+ * there, n_sequences has to be the same; n_ctx is the least context; KV options that are not given are as they
+ * were, and those that are given may change the budget and what is selected, but not what is kept
+ * (KVRUN_INVALID_ARGUMENT says what differs). What cannot be gone on with is begun anew, and a note of
+ * kvrun_session_stats_json says why: files of another model or another version of kvrun are left as they are,
+ * and the session is not kept then; damaged ones are replaced. KVRUN_INVALID_ARGUMENT if another process has the
+ * session, or if what is there is not a regular file of this user. */
 KVRUN_API kvrun_status kvrun_session_create(kvrun_engine* engine, const kvrun_session_options* options,
                                             kvrun_session** session);
+/* What was computed since the last kvrun_session_save is not kept. */
 KVRUN_API void kvrun_session_destroy(kvrun_session* session);
+/* A save point of a session that is kept: whatever happens afterwards to the process or the machine, the
+ * session goes on from here, or from a later save point. Writes what has changed since the last one, beside the
+ * KV itself, which a method that keeps it on flash has written already. For apps that may be killed at any
+ * moment: after a prompt was fed, and now and then while tokens are generated (between two calls of
+ * kvrun_session_generate). After an error the last save point counts, and the session can be used and saved
+ * again. KVRUN_INVALID_ARGUMENT if the session is not kept. */
+KVRUN_API kvrun_status kvrun_session_save(kvrun_session* session);
+/* Nonzero: kvrun_session_save keeps it. */
+KVRUN_API int kvrun_session_is_kept(const kvrun_session* session);
+/* Copies the first `room` tokens of a sequence to ids, and answers how many it has; one that was generated last
+ * and is not computed yet is among them. So a text that begins like one that was read need not be read again:
+ *
+ *   n = kvrun_session_tokens(session, 0, held, room);   how much of it begins like `ids`?
+ *   kvrun_session_truncate(session, 0, common);         less than n_ids, so that something is left to be fed
+ *   kvrun_session_feed(session, 0, ids + common, n_ids - common); */
+KVRUN_API size_t kvrun_session_tokens(const kvrun_session* session, uint32_t sequence, int32_t* ids, size_t room);
+/* A few bytes of the caller's that are kept with the session, from the next kvrun_session_save on: what a chat
+ * needs to go on, for instance. At most 64 MiB; they replace those that were there. */
+KVRUN_API kvrun_status kvrun_session_set_note(kvrun_session* session, const char* note, size_t size);
+/* Ends with a zero byte; to be freed with kvrun_string_free. Empty where there is none. */
+KVRUN_API kvrun_status kvrun_session_note(const kvrun_session* session, char** note);
 KVRUN_API uint32_t kvrun_session_context(const kvrun_session* session);
 /* The number of tokens whose KV is computed. The last generated token is not counted until the sequence is
  * fed or generated again. */
@@ -523,7 +556,8 @@ KVRUN_API kvrun_status kvrun_session_generate_each(kvrun_session* session, const
 
 /* JSON object: prefill_tokens, prefill_ms, prefill_tps, answer_tokens (generated, without those that end an
  * answer), decode_tokens (of decode steps: an answer's first token comes from the prefill), decode_ms,
- * decode_tps, ttft_ms, recomputed_tokens (once more, after a truncation or a failed step, as the model has
+ * decode_tps, ttft_ms, cached_tokens (that sequences had when they were fed: these were not read again),
+ * recomputed_tokens (once more, after a truncation or a failed step, as the model has
  * layers that cannot go back; no part of the other numbers of tokens, but of their time), last (an object
  * with all of these, of the last turn alone: feeds and the call of kvrun_session_generate after them),
  * memory {weights, kv, activations, staging, total: bytes, of the device; process: the bytes of memory of

@@ -34,14 +34,17 @@ uint64_t SequenceClusters::MapBytes(const KvPlan& plan, uint32_t n_layers) {
   return sizeof(SequenceClusters) + map + MostEntries(plan) * of_an_entry;
 }
 
+GroupStoreShape SequenceClusters::StoreShape(const KvPlan& plan, uint32_t n_layers) {
+  return {.n_layers = n_layers,
+          .n_streams = plan.n_streams,
+          .n_groups = plan.n_ctx,
+          .record_bytes = static_cast<uint32_t>(plan.record.size_bytes())};
+}
+
 Result<std::unique_ptr<SequenceClusters>> SequenceClusters::Create(std::unique_ptr<BlockFile> file,
                                                                    const KvPlan& plan, uint32_t n_layers) {
-  const GroupStoreShape shape{.n_layers = n_layers,
-                              .n_streams = plan.n_streams,
-                              .n_groups = plan.n_ctx,
-                              .record_bytes = static_cast<uint32_t>(plan.record.size_bytes())};
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<GroupStore> store,
-                         GroupStore::Create(std::move(file), shape, plan.staging_bytes));
+                         GroupStore::Create(std::move(file), StoreShape(plan, n_layers), plan.staging_bytes));
   return std::unique_ptr<SequenceClusters>(new SequenceClusters(std::move(store), plan, n_layers));
 }
 

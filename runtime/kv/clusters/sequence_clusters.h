@@ -26,6 +26,8 @@ namespace kvrun {
 class SequenceClusters final : public ClusterFiles {
  public:
   // Reserves the file's space.
+  // Of the store that it makes: a group is an entry.
+  static GroupStoreShape StoreShape(const KvPlan& plan, uint32_t n_layers);
   static Result<std::unique_ptr<SequenceClusters>> Create(std::unique_ptr<BlockFile> file, const KvPlan& plan,
                                                           uint32_t n_layers);
   // What it holds in memory beside checksums and staging.

@@ -40,7 +40,11 @@ Result<std::vector<std::string>> Words(std::string_view line) {
 }  // namespace
 
 Status SetKvOption(std::string_view name, std::string_view value, KvSettings* settings) {
-  if (const KvOptionRow* row = FindKvOption(name)) return row->set({*row, value}, settings);
+  if (const KvOptionRow* row = FindKvOption(name)) {
+    KVRUN_RETURN_IF_ERROR(row->set({*row, value}, settings));
+    settings->given[std::string(name)] = value;
+    return Status::Ok();
+  }
   return {StatusCode::kInvalidArgument,
           fmt::format("there is no KV option \"{}\"; known: {}", name, option_values::Names(KvOptionRows()))};
 }

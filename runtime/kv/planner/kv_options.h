@@ -2,6 +2,7 @@
 // alike.
 #pragma once
 
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,12 +25,18 @@ struct KvStorageOptions {
   IoBackend backend = IoBackend::kIoUring;
   DirectIo direct = DirectIo::kAuto;
   bool allow_tmpfs = false;
+  // Of files that outlive their process, and may be read on another machine: no less, whatever the disk asks for.
+  uint32_t least_alignment_bytes = 1;
   std::string adapter_path;  // empty: adapters are computed from the first prompt
 };
 
 struct KvSettings {
   KvOptions kv;
   KvStorageOptions storage;
+  // Names and values of what SetKvOption was given, the last one of each name.
+  std::map<std::string, std::string> given;
+  // Of a session that is kept: those that it was planned with. Nothing: they are measured.
+  std::optional<FlashTimes> flash_times;
   // Of kvrun: how fast storage is is kept for it alone. Empty: nobody asks how fast it is.
   std::string version;
 };

@@ -1,7 +1,10 @@
 #include "runtime/kv/serve/kv_stores.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "platform/base/saturating.h"
+#include "platform/base/units.h"
 #include "runtime/kv/clusters/cluster_rows.h"
 #include "runtime/kv/clusters/sequence_clusters.h"
 #include "runtime/kv/evict/vault.h"
@@ -10,26 +13,41 @@
 namespace kvrun {
 namespace {
 
+ClusterStoreShape ClusterShapeOf(const KvPlan& plan, uint32_t n_layers) {
+  return {.n_layers = n_layers,
+          .n_streams = plan.n_streams,
+          .n_clusters = plan.of_clusters().n_clusters,
+          .max_records = plan.records_per_extent(),
+          .record_bytes = static_cast<uint32_t>(plan.slots.record.size_bytes()),
+          .layout = plan.of_clusters().layout};
+}
+
+// `room_tokens`: 0: those of the plan.
+GroupStoreShape GroupShapeOf(const KvPlan& plan, uint32_t n_layers, uint32_t room_tokens) {
+  KvPlan longest = plan;
+  longest.n_ctx = std::max(room_tokens, plan.n_ctx);
+  return {.n_layers = n_layers,
+          .n_streams = plan.n_streams,
+          .n_groups = plan.n_stored_groups(),
+          .record_bytes = static_cast<uint32_t>(plan.record.size_bytes()),
+          .lane_groups = longest.n_stored_groups()};
+}
+
 Result<std::unique_ptr<ClusterFiles>> MakeClusterFiles(const KvPlan& plan, uint32_t n_layers,
                                                        std::unique_ptr<BlockFile> file) {
   if (plan.of_clusters().layout == ClusterLayout::kSequence) {
     KVRUN_ASSIGN_OR_RETURN(auto in_sequence, SequenceClusters::Create(std::move(file), plan, n_layers));
     return std::unique_ptr<ClusterFiles>(std::move(in_sequence));
   }
-  const ClusterStoreShape shape{.n_layers = n_layers,
-                                .n_streams = plan.n_streams,
-                                .n_clusters = plan.of_clusters().n_clusters,
-                                .max_records = plan.records_per_extent(),
-                                .record_bytes = static_cast<uint32_t>(plan.slots.record.size_bytes()),
-                                .layout = plan.of_clusters().layout};
-  KVRUN_ASSIGN_OR_RETURN(auto clusters, ClusterStore::Create(std::move(file), shape, plan.staging_bytes));
+  KVRUN_ASSIGN_OR_RETURN(auto clusters, ClusterStore::Create(std::move(file), ClusterShapeOf(plan, n_layers),
+                                                             plan.staging_bytes));
   return std::unique_ptr<ClusterFiles>(std::move(clusters));
 }
 
 }  // namespace
 
 Result<KvStores> MakeKvStores(const KvPlan& plan, uint32_t n_layers, std::unique_ptr<BlockFile> file,
-                              std::unique_ptr<BlockFile> rows_file) {
+                              std::unique_ptr<BlockFile> rows_file, uint32_t room_tokens) {
   KvStores stores;
   if (plan.method.evicts()) {
     const uint64_t bytes = Vault::FileBytes(plan, n_layers);
@@ -44,12 +62,26 @@ Result<KvStores> MakeKvStores(const KvPlan& plan, uint32_t n_layers, std::unique
     }
     return stores;
   }
-  const GroupStoreShape shape{.n_layers = n_layers,
-                              .n_streams = plan.n_streams,
-                              .n_groups = plan.n_stored_groups(),
-                              .record_bytes = static_cast<uint32_t>(plan.record.size_bytes())};
-  KVRUN_ASSIGN_OR_RETURN(stores.groups, GroupStore::Create(std::move(file), shape, plan.staging_bytes));
+  KVRUN_ASSIGN_OR_RETURN(
+      stores.groups,
+      GroupStore::Create(std::move(file), GroupShapeOf(plan, n_layers, room_tokens), plan.staging_bytes));
   return stores;
+}
+
+// Groups are written whole, and what of a cluster has changed page by page.
+KvFileSize RecordsFileSize(const KvPlan& plan, uint32_t n_layers, uint32_t room_tokens, const IoMode& mode) {
+  if (plan.method.has_clusters() && plan.of_clusters().layout != ClusterLayout::kSequence) {
+    return {ClusterStore::FileBytes(ClusterShapeOf(plan, n_layers), mode), mode.alignment_bytes};
+  }
+  const GroupStoreShape shape = plan.method.has_clusters() ? SequenceClusters::StoreShape(plan, n_layers)
+                                                           : GroupShapeOf(plan, n_layers, room_tokens);
+  return {GroupStore::FileBytes(shape, mode), RoundUp(shape.record_bytes, mode.alignment_bytes)};
+}
+
+KvFileSize RowsFileSize(const KvPlan& plan, uint32_t n_layers, const IoMode& mode) {
+  const RowStoreShape shape = ClusterRows::StoreShape(plan, n_layers);
+  const uint64_t stride = RoundUp<uint64_t>(shape.list_bytes, mode.alignment_bytes);
+  return {SaturatingProduct({shape.n_layers, shape.n_lists, stride}), mode.alignment_bytes};
 }
 
 }  // namespace kvrun

@@ -25,8 +25,20 @@ struct KvStores {
 };
 
 // The store that the plan's method asks for; reserves its space in the file. `rows_file`: of plans whose
-// index lies on flash; else null.
+// index lies on flash; else null. `room_tokens`: of files that are kept, the longest context that they have
+// places for, no shorter than the plan's; 0: the plan's.
 Result<KvStores> MakeKvStores(const KvPlan& plan, uint32_t n_layers, std::unique_ptr<BlockFile> file,
-                              std::unique_ptr<BlockFile> rows_file = nullptr);
+                              std::unique_ptr<BlockFile> rows_file = nullptr, uint32_t room_tokens = 0);
+
+// What a file that is kept is for (SavePointFile): in what units it is written, and how many bytes of them
+// there are.
+struct KvFileSize {
+  uint64_t size_bytes = 0;
+  uint32_t unit_bytes = 0;
+};
+// Of plans whose records lie on flash.
+KvFileSize RecordsFileSize(const KvPlan& plan, uint32_t n_layers, uint32_t room_tokens, const IoMode& mode);
+// Of the rows of their index, where has_rows_file().
+KvFileSize RowsFileSize(const KvPlan& plan, uint32_t n_layers, const IoMode& mode);
 
 }  // namespace kvrun

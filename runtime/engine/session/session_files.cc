@@ -1,0 +1,129 @@
+#include "runtime/engine/session/session_files.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <utility>
+
+#include "platform/io/named_file.h"
+#include "runtime/engine/text/utf8.h"
+#include "runtime/store/state_visitor.h"
+
+namespace kvrun {
+namespace {
+
+constexpr StateKey kIdentityKey{StatePart::kIdentity, 0};
+constexpr uint64_t kMostIdentityBytes = 64 * 1024;
+
+Status VisitIdentity(StateVisitor& visitor, std::string* text) {
+  std::vector<uint8_t> bytes(text->begin(), text->end());
+  KVRUN_RETURN_IF_ERROR(visitor.Vector(kIdentityKey, &bytes, kMostIdentityBytes));
+  text->assign(bytes.begin(), bytes.end());
+  return Status::Ok();
+}
+
+}  // namespace
+
+SessionFiles::~SessionFiles() = default;
+
+Result<std::unique_ptr<SessionFiles>> SessionFiles::Open(const std::string& path) {
+  std::unique_ptr<SessionFiles> files(new SessionFiles(path));
+  Result<std::unique_ptr<StateFile>> state = StateFile::Open(path);
+  if (!state.ok()) {
+    const StatusCode code = state.status().code();
+    if (code != StatusCode::kNotFound && code != StatusCode::kCorrupt) return state.status();
+    KVRUN_RETURN_IF_ERROR(files->BeginAnew(code == StatusCode::kCorrupt ? state.status().message() : ""));
+    return files;
+  }
+  files->state_ = std::move(state).value();
+  StateLoader loader(*files->state_);
+  std::string text;
+  Status read = VisitIdentity(loader, &text);
+  if (read.ok()) {
+    Result<SessionIdentity> identity = ReadIdentity(text);
+    read = identity.status();
+    if (identity.ok()) files->identity_ = std::move(identity).value();
+  }
+  if (read.code() == StatusCode::kCorrupt) {
+    KVRUN_RETURN_IF_ERROR(files->BeginAnew(read.message()));
+    return files;
+  }
+  KVRUN_RETURN_IF_ERROR(read);
+  return files;
+}
+
+Status SessionFiles::BeginAnew(const std::string& why) {
+  identity_.reset();
+  why_anew_ = why;
+  records_ = nullptr;
+  rows_ = nullptr;
+  state_.reset();
+  KVRUN_ASSIGN_OR_RETURN(state_, StateFile::Create(path_));
+  return Status::Ok();
+}
+
+std::string SessionFiles::NameOf(Kind kind) const {
+  return path_ + (kind == Kind::kRecords ? ".kv" : ".rows");
+}
+
+Result<std::unique_ptr<BlockFile>> SessionFiles::Make(Kind kind, const BlockFileOptions& options,
+                                                      const SizeFn& size) {
+  const bool is_there = identity_.has_value();
+  KVRUN_ASSIGN_OR_RETURN(
+      std::unique_ptr<BlockFile> file,
+      OpenNamedBlockFile(NameOf(kind), is_there ? NamedFileUse::kOpen : NamedFileUse::kReplace, options));
+  IoMode mode = file->mode();
+  mode.alignment_bytes = std::max(mode.alignment_bytes, SavePointFile::kAlignmentBytes);
+  const KvFileSize of_file = size(mode);
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<SavePointFile> kept,
+                         SavePointFile::Create(std::move(file), of_file.size_bytes, of_file.unit_bytes));
+  if (is_there) {
+    StateLoader loader(*state_);
+    KVRUN_RETURN_IF_ERROR(kept->VisitState(loader, static_cast<uint32_t>(kind)));
+  }
+  (kind == Kind::kRecords ? records_ : rows_) = kept.get();
+  return std::unique_ptr<BlockFile>(std::move(kept));
+}
+
+Status SessionFiles::Load(Session& session) {
+  StateLoader loader(*state_);
+  return session.VisitState(loader);
+}
+
+void SessionFiles::SetIdentity(SessionIdentity identity, const Tokenizer* tokenizer) {
+  saved_ = std::move(identity);
+  tokenizer_ = tokenizer;
+}
+
+std::string SessionFiles::FirstWords(const Session& session) const {
+  constexpr size_t kTokens = 24;
+  const std::span<const TokenId> tokens = session.Tokens(0);
+  if (tokenizer_ == nullptr) return {};
+  const auto end = tokens.begin() + static_cast<std::ptrdiff_t>(std::min(tokens.size(), kTokens));
+  return RepairedUtf8(tokenizer_->Decode({tokens.begin(), end}));
+}
+
+// Records are on the disk before the state that names them.
+Status SessionFiles::Save(Session& session) {
+  KVRUN_RETURN_IF_ERROR(state_->BeginSave());
+  StateSaver saver(*state_);
+  saved_.words = FirstWords(session);
+  std::string text = WriteIdentity(saved_);
+  KVRUN_RETURN_IF_ERROR(VisitIdentity(saver, &text));
+  KVRUN_RETURN_IF_ERROR(session.VisitState(saver));
+  for (const Kind kind : {Kind::kRecords, Kind::kRows}) {
+    SavePointFile* const file = kind == Kind::kRecords ? records_ : rows_;
+    if (file == nullptr) continue;
+    KVRUN_RETURN_IF_ERROR(file->Sync());
+    KVRUN_RETURN_IF_ERROR(file->VisitState(saver, static_cast<uint32_t>(kind)));
+  }
+  KVRUN_RETURN_IF_ERROR(state_->Commit());
+  if (records_ != nullptr) records_->EndSave();
+  if (rows_ != nullptr) rows_->EndSave();
+  identity_ = saved_;
+  return Status::Ok();
+}
+
+uint64_t SessionFiles::written_bytes() const { return state_->counters().written_bytes; }
+
+}  // namespace kvrun

@@ -1,0 +1,70 @@
+// The files of a session that is kept: PATH has its state (StateFile), and beside it PATH.kv its records and
+// PATH.rows the rows of their index, where its method has such on flash (SavePointFile).
+// docs/formats/session.md.
+//
+// One process at a time has a session: it holds the state's lock as long as this lives.
+//
+// Threads: one at a time.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "platform/base/status.h"
+#include "runtime/engine/session/session.h"
+#include "runtime/engine/session/session_identity.h"
+#include "runtime/engine/session/session_kv.h"
+#include "runtime/store/save_point_file.h"
+#include "runtime/store/state_file.h"
+
+namespace kvrun {
+
+class SessionFiles final : public KeptFiles, public KeptState {
+ public:
+  // What there is at the path. Without a session, and where what is there cannot be gone on with, it is to be
+  // begun: why_anew() says why, empty where there was nothing. kInvalidArgument: what is there is not this
+  // user's own file, or another process has it; kUnsupported: it is of another version of kvrun, and is left
+  // alone.
+  static Result<std::unique_ptr<SessionFiles>> Open(const std::string& path);
+  ~SessionFiles() override;
+
+  const std::string& path() const { return path_; }
+  // Of the session that is there; nothing: it is to be begun.
+  const std::optional<SessionIdentity>& identity() const { return identity_; }
+  const std::string& why_anew() const { return why_anew_; }
+  // What is there is of no use: it goes when the new one is first saved.
+  Status BeginAnew(const std::string& why);
+
+  // --- While the session is made.
+  void SetRoom(uint32_t room_tokens) { room_tokens_ = room_tokens; }
+  uint32_t room_tokens() const override { return room_tokens_; }
+  Result<std::unique_ptr<BlockFile>> Make(Kind kind, const BlockFileOptions& options,
+                                          const SizeFn& size) override;
+  // Into a session that was made for what is there, with its files. kCorrupt: it has to be computed again.
+  Status Load(Session& session);
+
+  // What save points say of the session, but for its words, which the tokenizer (or null) tells.
+  void SetIdentity(SessionIdentity identity, const Tokenizer* tokenizer);
+  Status Save(Session& session) override;
+  uint64_t written_bytes() const;  // by save points, without records
+
+ private:
+  explicit SessionFiles(std::string path) : path_(std::move(path)) {}
+  std::string NameOf(Kind kind) const;
+  std::string FirstWords(const Session& session) const;
+
+  std::string path_;
+  std::unique_ptr<StateFile> state_;
+  std::optional<SessionIdentity> identity_;  // of what is there
+  SessionIdentity saved_;                    // of what is saved
+  const Tokenizer* tokenizer_ = nullptr;
+  std::string why_anew_;
+  uint32_t room_tokens_ = 0;
+  // Which the session's stores own.
+  SavePointFile* records_ = nullptr;
+  SavePointFile* rows_ = nullptr;
+};
+
+}  // namespace kvrun

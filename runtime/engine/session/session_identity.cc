@@ -1,0 +1,148 @@
+#include "runtime/engine/session/session_identity.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <charconv>
+#include <cmath>
+#include <set>
+
+namespace kvrun {
+namespace {
+
+using Pairs = std::vector<std::pair<std::string, std::string>>;
+
+// A line is made of fields with a tab between them.
+std::string Field(std::string_view text) {
+  std::string field(text);
+  std::replace_if(
+      field.begin(), field.end(), [](char c) { return static_cast<unsigned char>(c) < ' '; }, ' ');
+  return field;
+}
+
+std::vector<std::string> FieldsOf(std::string_view line) {
+  std::vector<std::string> fields;
+  for (;;) {
+    const size_t tab = std::min(line.find('\t'), line.size());
+    fields.emplace_back(line.substr(0, tab));
+    if (tab == line.size()) return fields;
+    line.remove_prefix(tab + 1);
+  }
+}
+
+template <typename T>
+bool ReadNumber(const std::string& text, T* number) {
+  const char* const end = text.data() + text.size();
+  const auto [last, error] = std::from_chars(text.data(), end, *number);
+  return error == std::errc() && last == end;
+}
+
+// The bits of each number, so that none is rounded.
+bool ReadTimes(const std::vector<std::string>& fields, std::optional<FlashTimes>* times) {
+  if (fields.size() != 5) return false;
+  FlashTimes read;
+  double* const values[] = {&read.reads_per_s, &read.bytes_per_s, &read.layer_us};
+  for (size_t i = 0; i < 3; ++i) {
+    uint64_t bits = 0;
+    if (!ReadNumber(fields[i + 1], &bits)) return false;
+    *values[i] = std::bit_cast<double>(bits);
+    if (!std::isfinite(*values[i]) || *values[i] < 0.0) return false;
+  }
+  read.share_cores = fields[4] == "1";
+  *times = read;
+  return true;
+}
+
+bool ReadPair(const std::vector<std::string>& fields, Pairs* pairs) {
+  if (fields.size() != 3) return false;
+  pairs->emplace_back(fields[1], fields[2]);
+  return true;
+}
+
+// A line that is not known is of a later version of kvrun, which would have another version.
+bool ReadLine(const std::vector<std::string>& fields, SessionIdentity* identity) {
+  const std::string& name = fields[0];
+  if (name == "given") return ReadPair(fields, &identity->given);
+  if (name == "settled") return ReadPair(fields, &identity->settled);
+  if (name == "form") return ReadPair(fields, &identity->form);
+  if (name == "flash") return ReadTimes(fields, &identity->flash_times);
+  if (fields.size() != 2) return false;
+  if (name == "model")
+    identity->model = fields[1];
+  else if (name == "model-name")
+    identity->model_name = fields[1];
+  else if (name == "sequences")
+    return ReadNumber(fields[1], &identity->n_sequences);
+  else if (name == "context")
+    return ReadNumber(fields[1], &identity->n_ctx);
+  else if (name == "room")
+    return ReadNumber(fields[1], &identity->room_tokens);
+  else if (name == "words")
+    identity->words = fields[1];
+  else
+    return false;
+  return true;
+}
+
+constexpr std::string_view kFirstLine = "kvrun session";
+
+}  // namespace
+
+std::string WriteIdentity(const SessionIdentity& identity) {
+  std::string text = fmt::format("{}\n", kFirstLine);
+  const auto add = [&text](std::string_view name, const auto& value) {
+    text += fmt::format("{}\t{}\n", name, Field(fmt::format("{}", value)));
+  };
+  add("model", identity.model);
+  add("model-name", identity.model_name);
+  add("sequences", identity.n_sequences);
+  add("context", identity.n_ctx);
+  add("room", identity.room_tokens);
+  add("words", identity.words);
+  if (const auto& times = identity.flash_times) {
+    const auto bits = [](double value) { return std::bit_cast<uint64_t>(value); };
+    text += fmt::format("flash\t{}\t{}\t{}\t{}\n", bits(times->reads_per_s), bits(times->bytes_per_s),
+                        bits(times->layer_us), times->share_cores ? 1 : 0);
+  }
+  for (const auto& [kind, pairs] :
+       {std::pair("given", &identity.given), std::pair("settled", &identity.settled),
+        std::pair("form", &identity.form)}) {
+    for (const auto& [name, value] : *pairs)
+      text += fmt::format("{}\t{}\t{}\n", kind, Field(name), Field(value));
+  }
+  return text;
+}
+
+Result<SessionIdentity> ReadIdentity(std::string_view text) {
+  SessionIdentity identity;
+  bool is_first = true;
+  while (!text.empty()) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    const std::string_view line = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    const bool is_read = is_first ? line == kFirstLine : ReadLine(FieldsOf(line), &identity);
+    if (!is_read) {
+      return Status(StatusCode::kCorrupt,
+                    fmt::format("what the session says of itself cannot be read: \"{}\"", Field(line)));
+    }
+    is_first = false;
+  }
+  if (!identity.model.empty() && identity.n_sequences > 0 && identity.n_ctx > 0) return identity;
+  return Status(StatusCode::kCorrupt, "the session does not say of which model and length it is");
+}
+
+Status SessionIdentity::Complete(KvSettings* settings, bool with_settled) const {
+  std::set<std::string> said;
+  for (const auto& [name, value] : settings->given) said.insert(name);
+  // An option of another method than the session's is refused where it is planned.
+  Pairs kept = given;
+  if (with_settled) kept.insert(kept.end(), settled.begin(), settled.end());
+  for (const auto& [name, value] : kept) {
+    if (!said.insert(name).second) continue;
+    KVRUN_RETURN_IF_ERROR(SetKvOption(name, value, settings));
+  }
+  return Status::Ok();
+}
+
+}  // namespace kvrun

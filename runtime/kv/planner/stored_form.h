@@ -1,0 +1,25 @@
+// What a plan says of the KV that a session keeps: two plans of one stored form can go on with each other's
+// records, indexes and windows, whatever their budgets, slots and contexts are.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/kv/plan/kv_plan.h"
+
+namespace kvrun {
+
+// A name and what it is, as messages and files of sessions have them: {"records", "int8 int4 x 4 tokens"}.
+using StoredFact = std::pair<std::string, std::string>;
+
+std::vector<StoredFact> StoredForm(const KvPlan& plan);
+
+// "records are int8,int4 and not f16,f16; the window has 32 entries and not 64"; empty: they are the same.
+std::string DifferenceOf(const std::vector<StoredFact>& kept, const std::vector<StoredFact>& planned);
+
+// The KV options that decide the stored form, as the plan has settled them: names without "--kv-", and values
+// as on the command line. With them a plan for another budget or context has the same form, where it can.
+std::vector<std::pair<std::string, std::string>> SettledOptions(const KvPlan& plan);
+
+}  // namespace kvrun

@@ -1,0 +1,245 @@
+// Sessions that are kept in files: they go on in another engine as if they had not ended, from their last
+// save point, whatever the method; and what cannot be gone on with is said and left alone, or computed again.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "runtime/engine/engine.h"
+#include "runtime/kv/plan/kv_method.h"
+#include "tests/support/engine_fixture.h"
+#include "tests/support/method_exclusions.h"
+#include "tests/support/or_die.h"
+#include "tests/support/program_runner.h"
+#include "tests/support/small_models.h"
+#include "tests/support/tiny_model_file.h"
+
+namespace kvrun::testing {
+namespace {
+
+namespace kept_session {
+
+namespace fs = std::filesystem;
+using Ids = std::vector<TokenId>;
+
+constexpr uint32_t kContext = 400;
+constexpr uint32_t kVocabulary = 300;
+
+class KeptSessions : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (SharedDevice() == nullptr) GTEST_SKIP() << "no device";
+    model_ = ModelOf(2);
+    ids_ = SomeIds(300, 5, kVocabulary);
+    path_ = folder_.Path("one.session");
+  }
+
+  std::unique_ptr<Model> ModelOf(uint32_t n_layers) const {
+    const std::string name = "model" + std::to_string(n_layers) + ".gguf";
+    return OrDie(OpenModel(WriteModel(folder_, name, TalkingModel(n_layers).Build())));
+  }
+
+  static EngineOptions EngineHere() {
+    EngineOptions options;
+    options.device = DeviceOptionsHere();
+    return options;
+  }
+
+  // An engine and a session on it, as a process has them.
+  struct Process {
+    std::unique_ptr<Engine> engine;
+    std::unique_ptr<Session> session;
+  };
+
+  SessionOptions Options(const std::string& kv_options, const std::string& path) const {
+    SessionOptions options;
+    options.n_ctx = kContext;
+    options.path = path;
+    options.kv.storage.folder = folder_.Path("kv");
+    options.kv.storage.allow_tmpfs = true;
+    RunOrDie(ParseKvOptions(kv_options, &options.kv));
+    return options;
+  }
+  Process Start(const SessionOptions& options) const {
+    Process process;
+    process.engine = OrDie(Engine::Create(*model_, EngineHere()));
+    process.session = OrDie(process.engine->CreateSession(options));
+    return process;
+  }
+  Process Start(const std::string& kv_options, const std::string& path) const {
+    return Start(Options(kv_options, path));
+  }
+
+  static Ids Generate(Session& session, uint32_t n, uint64_t seed = 3) {
+    GenerateOptions options;
+    options.max_tokens = n;
+    options.ignore_end = true;
+    options.sampler.temperature = 1.0F;
+    options.sampler.seed = seed;
+    const uint32_t sequence = 0;
+    Ids ids;
+    RunOrDie(session.Generate(std::span(&sequence, 1), options,
+                              [&ids](const GeneratedToken& token) {
+                                if (token.id >= 0) ids.push_back(token.id);
+                                return false;
+                              },
+                              {}));
+    return ids;
+  }
+  static Ids TokensOf(const Session& session) {
+    const std::span<const TokenId> tokens = session.Tokens(0);
+    return {tokens.begin(), tokens.end()};
+  }
+
+  TemporaryFolder folder_;
+  std::unique_ptr<Model> model_;
+  Ids ids_;
+  std::string path_;
+};
+
+class KeptSessionsOf : public KeptSessions, public ::testing::WithParamInterface<KvMethod> {
+ protected:
+  std::string OptionsHere() const {
+    return "--kv-method " + std::string(GetParam().name) +
+           (GetParam().needs_file() ? " --kv-budget 1/3" : " --kv-type int8");
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(All, KeptSessionsOf, ::testing::ValuesIn(KvMethods().begin(), KvMethods().end()),
+                         MethodTestName);
+
+TEST_P(KeptSessionsOf, GoOnInAnotherProcess) {
+  const auto prompt = std::span<const TokenId>(ids_).first(200);
+  const Process never_closed = Start(OptionsHere(), "");
+  RunOrDie(never_closed.session->Feed(0, prompt));
+  const Ids first = Generate(*never_closed.session, 20);
+  const Ids second = Generate(*never_closed.session, 30, 7);
+  RunOrDie(never_closed.session->Feed(0, std::span<const TokenId>(ids_).subspan(200, 40)));
+  const Ids third = Generate(*never_closed.session, 20, 8);
+  {
+    const Process process = Start(OptionsHere(), path_);
+    RunOrDie(process.session->Feed(0, prompt));
+    RunOrDie(process.session->SavePoint());
+  }
+  {
+    const Process process = Start("", path_);
+    EXPECT_EQ(process.session->Length(0), 200U);
+    EXPECT_EQ(Generate(*process.session, 20), first);
+    RunOrDie(process.session->SavePoint());
+    // What comes after the save point is lost with the process.
+    Generate(*process.session, 5);
+  }
+  {
+    const Process process = Start("", path_);
+    Ids expected(prompt.begin(), prompt.end());
+    expected.insert(expected.end(), first.begin(), first.end());
+    EXPECT_EQ(TokensOf(*process.session), expected);
+    EXPECT_EQ(Generate(*process.session, 30, 7), second);
+    RunOrDie(process.session->Feed(0, std::span<const TokenId>(ids_).subspan(200, 40)));
+    EXPECT_EQ(process.session->stats().prefill_tokens, 40U);
+    RunOrDie(process.session->SavePoint());
+  }
+  const Process process = Start("", path_);
+  EXPECT_EQ(Generate(*process.session, 20, 8), third);
+  EXPECT_EQ(process.session->stats().prefill_tokens, 0U);
+}
+
+// Nothing else lies about, and a second process is told.
+TEST_F(KeptSessions, LieInTheirFilesAndHaveOneProcess) {
+  const Process process = Start("--kv-method kvswap --kv-budget 1/3", path_);
+  RunOrDie(process.session->Feed(0, ids_));
+  RunOrDie(process.session->SavePoint());
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(fs::path(path_).parent_path())) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with("one.")) names.push_back(name);
+    if (name.starts_with("one.")) {
+      EXPECT_EQ(entry.status().permissions(), fs::perms::owner_read | fs::perms::owner_write) << name;
+    }
+  }
+  std::sort(names.begin(), names.end());
+  EXPECT_EQ(names, (std::vector<std::string>{"one.session", "one.session.kv"}));
+  const auto second = process.engine->CreateSession(Options("", path_));
+  EXPECT_EQ(second.status().code(), StatusCode::kInvalidArgument);
+}
+
+TEST_F(KeptSessions, OfAnotherModelAreLeftAlone) {
+  {
+    const Process process = Start("", path_);
+    RunOrDie(process.session->Feed(0, ids_));
+    RunOrDie(process.session->SavePoint());
+  }
+  const auto other = ModelOf(3);
+  const auto engine = OrDie(Engine::Create(*other, EngineHere()));
+  const auto session = OrDie(engine->CreateSession(Options("", path_)));
+  EXPECT_FALSE(session->is_kept());
+  EXPECT_EQ(session->Length(0), 0U);
+  EXPECT_NE(session->notes().front().find("another model"), std::string::npos) << session->notes().front();
+  EXPECT_EQ(Start("", path_).session->Length(0), ids_.size());
+}
+
+// With another budget or context they go on; with other records they do not.
+TEST_F(KeptSessions, MayHaveAnotherBudgetAndContext) {
+  {
+    const Process process = Start("--kv-method kvswap --kv-budget 1/3", path_);
+    RunOrDie(process.session->Feed(0, ids_));
+    RunOrDie(process.session->SavePoint());
+  }
+  {
+    SessionOptions options = Options("--kv-budget 1/2", path_);
+    options.n_ctx = kContext + 100;
+    const Process process = Start(options);
+    EXPECT_EQ(process.session->n_ctx(), kContext + 100);
+    EXPECT_EQ(process.session->Length(0), ids_.size());
+    Generate(*process.session, 10);
+    RunOrDie(process.session->SavePoint());
+  }
+  const Process process = Start("--kv-budget 1/4", path_);
+  EXPECT_EQ(process.session->Length(0), ids_.size() + 9);
+  Generate(*process.session, 10);
+}
+
+TEST_F(KeptSessions, SayWhatDoesNotGoWithThem) {
+  {
+    const Process process = Start("--kv-method kvswap --kv-budget 1/3 --kv-type f16", path_);
+    RunOrDie(process.session->Feed(0, ids_));
+    RunOrDie(process.session->SavePoint());
+  }
+  const auto engine = OrDie(Engine::Create(*model_, EngineHere()));
+  const auto refused = engine->CreateSession(Options("--kv-type int8", path_));
+  EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument);
+  EXPECT_NE(refused.status().message().find("records"), std::string::npos) << refused.status().message();
+  SessionOptions two = Options("", path_);
+  two.n_sequences = 2;
+  EXPECT_EQ(engine->CreateSession(two).status().code(), StatusCode::kInvalidArgument);
+  EXPECT_EQ(Start("", path_).session->Length(0), ids_.size());
+}
+
+// Whatever byte of the state is damaged: what follows is right, and says that it was computed anew.
+TEST_F(KeptSessions, ThatAreDamagedAreComputedAgain) {
+  {
+    const Process process = Start("--kv-method kvswap --kv-budget 1/3", path_);
+    RunOrDie(process.session->Feed(0, ids_));
+    RunOrDie(process.session->SavePoint());
+  }
+  {
+    std::fstream file(path_, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<std::streamoff>(fs::file_size(path_) / 2));
+    file.put('\x55');
+    file.put('\xaa');
+  }
+  const Process process = Start("", path_);
+  EXPECT_EQ(process.session->Length(0), 0U);
+  EXPECT_NE(process.session->notes().front().find("computed again"), std::string::npos);
+  RunOrDie(process.session->Feed(0, ids_));
+  RunOrDie(process.session->SavePoint());
+}
+
+}  // namespace kept_session
+}  // namespace
+}  // namespace kvrun::testing
