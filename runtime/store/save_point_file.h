@@ -14,10 +14,15 @@
 //   VisitState    into the state file's save, which is then committed
 //   EndSave       what the save point before held is free
 //
+// Until EndSave, what VisitState has shown is kept like what the save point before holds: where Commit fails,
+// or the process ends in it, either may be what the state file has. So it is with each save that fails, and a
+// unit that is written after each of them takes another shadow each time, until one does not fail.
+//
 // Between save points nothing is synced. Space is taken as it is written (the file is sparse), so a full disk
 // shows when it is full.
 //
-// Threads: one at a time. Submit and Complete allocate nothing, but where a unit gets its first shadow.
+// Threads: one at a time. Submit and Complete allocate nothing, but where a unit gets its first shadow, or
+// there are more shadows than there ever were.
 #pragma once
 
 #include <cstdint>
@@ -38,20 +43,21 @@ class SavePointFile final : public BlockFile {
   static constexpr uint32_t kAlignmentBytes = 4096;
 
   // Over a file that holds nothing, or what a state says (VisitState, loading, before all else). size_bytes:
-  // of all homes, rounded up to whole units. unit_bytes: a multiple of kAlignmentBytes. mode() asks for
-  // kAlignmentBytes at least, whatever the file below asks for, and its notes are the file's.
+  // of all homes, rounded up to whole units. unit_bytes: a multiple of what mode() asks for, which is
+  // kAlignmentBytes at least, whatever the file below asks for; its notes are the file's.
   static Result<std::unique_ptr<SavePointFile>> Create(std::unique_ptr<BlockFile> file, uint64_t size_bytes,
                                                        uint32_t unit_bytes);
   ~SavePointFile() override;
 
-  // What it holds in memory beside the file below, without places of shadows: 8 bytes for each unit that has
-  // had one, in pages of 1024 units.
+  // What it holds in memory beside the file below, without shadows: 4 bytes for each unit that has had one
+  // and one for each shadow, in pages of 1024.
   static uint64_t MemoryBytes(uint64_t size_bytes, uint32_t unit_bytes, uint32_t queue_depth);
 
   const IoMode& mode() const override;
-  // Writes are of whole units, else they are complete with EINVAL. A read of a unit that was never written
-  // answers ENODATA or zeros. A request whose units lie apart is several of the file below, one after
-  // another.
+  // Writes are of whole units that have homes, else they are complete with EINVAL. A read of a unit that was
+  // never written answers ENODATA. A write that fails leaves units that were never written; what the save
+  // point holds of them is kept. A request whose units lie apart is several of the file below, one after
+  // another, up to the first that fails.
   Result<size_t> Submit(std::span<const IoRequest> requests) override;
   Result<size_t> Complete(std::span<IoCompletion> completions, size_t at_least) override;
   // The space is not reserved: kInvalidArgument where there are fewer homes.
@@ -61,13 +67,18 @@ class SavePointFile final : public BlockFile {
   IoCounters counters() const override;  // of the file below
   Status Sync() override;
   // Units that lie in it as a whole are of no use any more: at the next save point their places are free, and
-  // their space is given back.
+  // their space is given back; that of places that no save point holds at once. A read answers ENODATA.
   void Discard(uint64_t offset_bytes, uint64_t size_bytes) override;
 
   // Which units are there, and where those lie that are not at home; of the file that has this number among
-  // those of a session. Saving: with no request in flight. Loading: kCorrupt where it contradicts itself; it
-  // may be of fewer or more homes, of which those that are there must fit.
+  // those of a session. With no request in flight. Saving: after Sync. What is only counted is kept, too,
+  // like what a save was shown that failed.
+  //
+  // Loading: kCorrupt where it contradicts itself, or the file below ends before what is there.
+  // kInvalidArgument: it is of units of another size, of fewer homes, or of more, of which one that there is
+  // no room for is there. Whatever of the file does not count stays in it until it is written over.
   Status VisitState(StateVisitor& visitor, uint32_t number);
+  // What VisitState has shown last is on the disk as a save point. With no request in flight.
   void EndSave();
 
   uint64_t used_bytes() const;  // of units that are there, and of shadows and homes that a save point holds

@@ -1,4 +1,5 @@
-// What every back end has to do, direct and buffered, and the wrapper that only delays.
+// What every back end has to do, direct and buffered, and the wrappers that only delay, or keep what was
+// saved.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include "platform/base/units.h"
 #include "platform/io/block_file.h"
 #include "platform/io/rate_limited_block_file.h"
+#include "runtime/store/save_point_file.h"
 #include "tests/storage/allocation_counter.h"
 #include "tests/storage/storage_fixture.h"
 #include "tests/support/program_runner.h"
@@ -20,6 +22,7 @@ struct Case {
   IoBackend backend;
   DirectIo direct;
   bool rate_limited = false;
+  bool keeps = false;
 };
 
 constexpr uint32_t kQueueDepth = 8;
@@ -40,6 +43,10 @@ class BlockFileConformance : public ::testing::TestWithParam<Case> {
     file_ = std::move(made).value();
     if (GetParam().rate_limited) {
       file_ = std::make_unique<RateLimitedBlockFile>(std::move(file_), RateLimit{kGiB, 200});
+    }
+    if (GetParam().keeps) {
+      const uint32_t unit_bytes = std::max(file_->mode().alignment_bytes, SavePointFile::kAlignmentBytes);
+      file_ = SavePointFile::Create(std::move(file_), 40 * kBlock, unit_bytes).value();
     }
   }
 
@@ -69,7 +76,7 @@ TEST_P(BlockFileConformance, SaysWhatIsInEffect) {
   EXPECT_EQ(mode.backend, GetParam().backend);
   EXPECT_EQ(mode.direct, GetParam().direct == DirectIo::kOn);
   EXPECT_EQ(mode.queue_depth, kQueueDepth);
-  EXPECT_EQ(mode.alignment_bytes == 1, !mode.direct);
+  if (!GetParam().keeps) EXPECT_EQ(mode.alignment_bytes == 1, !mode.direct);
   EXPECT_LE(mode.alignment_bytes, kBlock);
   EXPECT_EQ(file_->counters().reads, 0U);
   EXPECT_EQ(file_->counters().writes, 0U);
@@ -190,6 +197,7 @@ TEST_P(BlockFileConformance, NothingToDoIsDone) {
 }
 
 TEST_P(BlockFileConformance, ReservesZeros) {
+  if (GetParam().keeps) return;  // it reserves nothing
   const uint64_t unit = file_->mode().alignment_bytes;
   ASSERT_TRUE(file_->Reserve(3 * kBlock + 1).ok());
   const AlignedMemory memory(3 * kBlock + unit);
@@ -206,6 +214,7 @@ TEST_P(BlockFileConformance, ReservesZeros) {
 }
 
 TEST_P(BlockFileConformance, SaysWhatADiskLacks) {
+  if (GetParam().keeps) return;  // it reserves nothing
   const Status status = file_->Reserve(uint64_t{1} << 60);
   EXPECT_EQ(status.code(), StatusCode::kIo);
   for (const char* part : {"GiB", "kv", "are free", "--kv-dir"}) {
@@ -264,6 +273,7 @@ TEST_P(BlockFileConformance, RegisteredMemoryIsAsGoodAsOther) {
 }
 
 TEST_P(BlockFileConformance, TheEndWaitsForWhatIsInFlight) {
+  if (GetParam().keeps) return;  // it reserves nothing
   const AlignedMemory memory(kQueueDepth * kBlock);
   ASSERT_TRUE(file_->Reserve(memory.size()).ok());
   std::vector<iovec> segments;
@@ -311,6 +321,7 @@ std::vector<Case> AllCases() {
     for (const DirectIo direct : {DirectIo::kOn, DirectIo::kOff}) {
       cases.push_back({backend, direct, false});
       cases.push_back({backend, direct, true});
+      cases.push_back({backend, direct, false, true});
     }
   }
   return cases;
@@ -320,7 +331,8 @@ INSTANTIATE_TEST_SUITE_P(All, BlockFileConformance, ::testing::ValuesIn(AllCases
                          [](const ::testing::TestParamInfo<Case>& test) {
                            std::string name(IoBackendName(test.param.backend));
                            name += test.param.direct == DirectIo::kOn ? "_direct" : "_buffered";
-                           return name + (test.param.rate_limited ? "_limited" : "");
+                           return name + (test.param.rate_limited ? "_limited" : "") +
+                                  (test.param.keeps ? "_kept" : "");
                          });
 
 }  // namespace

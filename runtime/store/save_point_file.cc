@@ -1,0 +1,363 @@
+#include "runtime/store/save_point_file.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <limits>
+#include <new>
+#include <optional>
+#include <utility>
+
+#include "platform/base/check.h"
+#include "platform/base/saturating.h"
+#include "platform/base/units.h"
+#include "runtime/store/save_point_places.h"
+
+namespace kvrun {
+namespace {
+
+constexpr auto kProbeAlignment = std::align_val_t{64 * 1024};  // of any direct I/O
+
+struct FreeProbe {
+  void operator()(std::byte* memory) const { operator delete[](memory, kProbeAlignment); }
+};
+
+// How many units a file of this size has; 0: none, or more than can be.
+uint32_t CountUnits(uint64_t size_bytes, uint32_t unit_bytes) {
+  if (size_bytes == 0 || unit_bytes == 0) return 0;
+  const uint64_t n_units = (size_bytes - 1) / unit_bytes + 1;
+  return n_units < SavePointPlaces::kNone ? static_cast<uint32_t>(n_units) : 0;
+}
+
+}  // namespace
+
+class SavePointFile::Impl {
+ public:
+  Impl(std::unique_ptr<BlockFile> file, uint32_t n_units, uint32_t unit_bytes)
+      : unit_bytes_(unit_bytes), places_(n_units), mode_(file->mode()), file_(std::move(file)) {
+    mode_.alignment_bytes = std::max(mode_.alignment_bytes, kAlignmentBytes);
+    requests_.resize(mode_.queue_depth);
+    queued_.resize(mode_.queue_depth);
+    done_.resize(mode_.queue_depth);
+    completions_.resize(mode_.queue_depth);
+  }
+
+  static uint64_t TablesBytes(uint32_t queue_depth) {
+    return queue_depth * (sizeof(Request) + sizeof(IoRequest) + 2 * sizeof(IoCompletion));
+  }
+
+  const IoMode& mode() const { return mode_; }
+  void RegisterMemory(std::span<const iovec> regions) {
+    file_->RegisterMemory(regions);
+    mode_.notes = file_->mode().notes;
+  }
+  BlockFile& file() { return *file_; }
+  const BlockFile& file() const { return *file_; }
+  uint64_t size_bytes() const { return uint64_t{places_.n_units()} * unit_bytes_; }
+  uint64_t used_bytes() const { return places_.CountUsed() * unit_bytes_; }
+
+  Result<size_t> Submit(std::span<const IoRequest> requests);
+  Result<size_t> Complete(std::span<IoCompletion> completions, size_t at_least);
+  Status Sync();
+  void Discard(uint64_t offset_bytes, uint64_t size_bytes);
+  Status VisitState(StateVisitor& visitor, uint32_t number);
+  void EndSave();
+
+ private:
+  // A part of it at a time is in flight below: what lies together.
+  struct Request {
+    bool is_used = false;
+    IoRequest given;  // its offset: where what is left begins
+    uint64_t left_bytes = 0;
+    uint32_t segment = 0;  // where it begins in memory
+    uint64_t segment_at = 0;
+    uint32_t first_unit = 0;  // which a write has given places
+    uint32_t end_unit = 0;
+    iovec segments[kMaxIoSegments];  // of the part
+  };
+
+  // Answers the error number where there is nothing to be done: 0 where nothing was asked for.
+  std::optional<int> Begin(Request& request);
+  std::optional<int> FindPlaces(Request& request, uint64_t n_bytes);
+  void QueuePart(Request& request);
+  Status Send();
+  Status Reap(size_t at_least);
+  void Finish(Request& request, int error_number);
+  SavePointPlaces::VisitRun DiscardBelow();
+  Status CheckEnd(uint32_t number);
+
+  const uint32_t unit_bytes_;
+  SavePointPlaces places_;
+  IoMode mode_;
+  std::vector<Request> requests_;
+  std::vector<IoRequest> queued_;  // for the file below
+  uint32_t n_queued_ = 0;
+  std::vector<IoCompletion> done_;  // a ring
+  uint32_t done_begin_ = 0;
+  uint32_t n_done_ = 0;
+  uint32_t n_in_flight_ = 0;  // also done, and not handed out
+  std::vector<IoCompletion> completions_;
+  bool is_synced_ = true;
+  bool is_shown_synced_ = true;
+  Status failure_;
+  std::unique_ptr<BlockFile> file_;  // the first to go: requests in flight use the members above
+};
+
+std::optional<int> SavePointFile::Impl::Begin(Request& request) {
+  const IoRequest& given = request.given;
+  request.first_unit = request.end_unit = 0;
+  if (given.segments.size() > kMaxIoSegments || given.offset % mode_.alignment_bytes != 0) return EINVAL;
+  uint64_t n_bytes = 0;
+  for (const iovec& segment : given.segments) {
+    const auto address = reinterpret_cast<uintptr_t>(segment.iov_base);
+    if (segment.iov_len % mode_.alignment_bytes != 0) return EINVAL;
+    if (segment.iov_len != 0 && address % mode_.alignment_bytes != 0) return EINVAL;
+    n_bytes = SaturatingSum({n_bytes, segment.iov_len});
+  }
+  if (n_bytes == 0) return 0;
+  const bool is_write = given.kind == IoKind::kWrite;
+  if (is_write && (given.offset % unit_bytes_ != 0 || n_bytes % unit_bytes_ != 0)) return EINVAL;
+  if (given.offset > size_bytes() || n_bytes > size_bytes() - given.offset) {
+    return is_write ? EINVAL : ENODATA;
+  }
+  if (const auto error = FindPlaces(request, n_bytes)) return error;
+  request.left_bytes = n_bytes;
+  request.segment = 0;
+  request.segment_at = 0;
+  return std::nullopt;
+}
+
+std::optional<int> SavePointFile::Impl::FindPlaces(Request& request, uint64_t n_bytes) {
+  const IoRequest& given = request.given;
+  const auto first = static_cast<uint32_t>(given.offset / unit_bytes_);
+  const auto end = static_cast<uint32_t>((given.offset + n_bytes - 1) / unit_bytes_ + 1);
+  if (given.kind == IoKind::kRead) {
+    for (uint32_t unit = first; unit < end; ++unit) {
+      if (!places_.IsThere(unit)) return ENODATA;
+    }
+    return std::nullopt;
+  }
+  is_synced_ = false;
+  request.first_unit = first;
+  request.end_unit = end;
+  for (uint32_t unit = first; unit < end; ++unit) {
+    if (places_.PlaceToWrite(unit) == SavePointPlaces::kNone) return EFBIG;
+  }
+  return std::nullopt;
+}
+
+// The next units that lie together.
+void SavePointFile::Impl::QueuePart(Request& request) {
+  uint32_t unit = static_cast<uint32_t>(request.given.offset / unit_bytes_);
+  const uint64_t at_in_unit = request.given.offset % unit_bytes_;
+  uint32_t place = places_.PlaceOf(unit);
+  IoRequest& part = queued_[n_queued_++];
+  part.kind = request.given.kind;
+  part.offset = uint64_t{place} * unit_bytes_ + at_in_unit;
+  part.tag = static_cast<uint64_t>(&request - requests_.data());
+  uint64_t n_bytes = std::min(request.left_bytes, unit_bytes_ - at_in_unit);
+  while (n_bytes < request.left_bytes && places_.PlaceOf(++unit) == ++place) {
+    n_bytes += std::min<uint64_t>(request.left_bytes - n_bytes, unit_bytes_);
+  }
+  request.given.offset += n_bytes;
+  request.left_bytes -= n_bytes;
+  uint32_t n_segments = 0;
+  while (n_bytes > 0) {
+    const iovec& segment = request.given.segments[request.segment];
+    const uint64_t n = std::min(n_bytes, segment.iov_len - request.segment_at);
+    if (n > 0) {
+      request.segments[n_segments++] = {static_cast<std::byte*>(segment.iov_base) + request.segment_at, n};
+    }
+    n_bytes -= n;
+    request.segment_at += n;
+    if (request.segment_at < segment.iov_len) continue;
+    ++request.segment;
+    request.segment_at = 0;
+  }
+  part.segments = std::span(request.segments).first(n_segments);
+}
+
+void SavePointFile::Impl::Finish(Request& request, int error_number) {
+  // What a write that failed has left there is no unit.
+  if (error_number != 0) places_.Discard(request.first_unit, request.end_unit, [](uint32_t, uint32_t) {});
+  done_[(done_begin_ + n_done_) % done_.size()] = {request.given.tag, error_number};
+  ++n_done_;
+  request.is_used = false;
+}
+
+Status SavePointFile::Impl::Send() {
+  if (n_queued_ == 0) return Status::Ok();
+  const size_t n_queued = std::exchange(n_queued_, 0);
+  auto taken = file_->Submit(std::span(queued_).first(n_queued));
+  if (taken.ok() && *taken != n_queued) {
+    taken = Status(StatusCode::kInternal, "the KV cache's file takes fewer requests than it says");
+  }
+  return failure_ = taken.status();
+}
+
+Result<size_t> SavePointFile::Impl::Submit(std::span<const IoRequest> requests) {
+  KVRUN_RETURN_IF_ERROR(failure_);
+  size_t n_taken = 0;
+  for (const IoRequest& given : requests) {
+    if (n_in_flight_ == mode_.queue_depth) break;
+    const auto free =
+        std::find_if(requests_.begin(), requests_.end(), [](const Request& one) { return !one.is_used; });
+    KVRUN_CHECK(free != requests_.end());
+    free->is_used = true;
+    free->given = given;
+    ++n_in_flight_;
+    ++n_taken;
+    if (const auto error = Begin(*free)) {
+      Finish(*free, *error);
+    } else {
+      QueuePart(*free);
+    }
+  }
+  KVRUN_RETURN_IF_ERROR(Send());
+  return n_taken;
+}
+
+Status SavePointFile::Impl::Reap(size_t at_least) {
+  const auto n_answers = file_->Complete(completions_, at_least);
+  if (!n_answers.ok()) return failure_ = n_answers.status();
+  for (const IoCompletion& completion : std::span(completions_).first(*n_answers)) {
+    Request& request = requests_[completion.tag];
+    if (completion.error_number != 0 || request.left_bytes == 0) {
+      Finish(request, completion.error_number);
+    } else {
+      QueuePart(request);
+    }
+  }
+  return Send();
+}
+
+Result<size_t> SavePointFile::Impl::Complete(std::span<IoCompletion> completions, size_t at_least) {
+  KVRUN_RETURN_IF_ERROR(failure_);
+  const auto wanted = static_cast<uint32_t>(std::min<size_t>({at_least, completions.size(), n_in_flight_}));
+  do {
+    KVRUN_RETURN_IF_ERROR(Reap(wanted > n_done_ ? wanted - n_done_ : 0));
+  } while (n_done_ < wanted);
+  const auto n_out = static_cast<uint32_t>(std::min<size_t>(completions.size(), n_done_));
+  for (uint32_t i = 0; i < n_out; ++i) {
+    completions[i] = done_[done_begin_];
+    done_begin_ = static_cast<uint32_t>((done_begin_ + 1) % done_.size());
+  }
+  n_done_ -= n_out;
+  n_in_flight_ -= n_out;
+  return size_t{n_out};
+}
+
+Status SavePointFile::Impl::Sync() {
+  KVRUN_CHECK(n_done_ == n_in_flight_);
+  KVRUN_RETURN_IF_ERROR(failure_);
+  KVRUN_RETURN_IF_ERROR(file_->Sync());
+  is_synced_ = true;
+  return Status::Ok();
+}
+
+SavePointPlaces::VisitRun SavePointFile::Impl::DiscardBelow() {
+  return [this](uint32_t first, uint32_t end) {
+    file_->Discard(uint64_t{first} * unit_bytes_, uint64_t{end - first} * unit_bytes_);
+  };
+}
+
+void SavePointFile::Impl::Discard(uint64_t offset_bytes, uint64_t size_bytes) {
+  const uint64_t end_bytes = SaturatingSum({offset_bytes, size_bytes});
+  const uint64_t first = offset_bytes / unit_bytes_ + (offset_bytes % unit_bytes_ != 0 ? 1 : 0);
+  const uint64_t end = std::min<uint64_t>(end_bytes / unit_bytes_, places_.n_units());
+  if (first >= end) return;
+  places_.Discard(static_cast<uint32_t>(first), static_cast<uint32_t>(end), DiscardBelow());
+}
+
+Status SavePointFile::Impl::VisitState(StateVisitor& visitor, uint32_t number) {
+  KVRUN_CHECK(n_done_ == n_in_flight_);
+  KVRUN_CHECK(!visitor.is_loading() || places_.CountUsed() == 0);
+  KVRUN_RETURN_IF_ERROR(places_.VisitState(visitor, number, unit_bytes_));
+  is_shown_synced_ = is_synced_;
+  return visitor.is_loading() ? CheckEnd(number) : Status::Ok();
+}
+
+// All that is there lies before the end of the file.
+Status SavePointFile::Impl::CheckEnd(uint32_t number) {
+  const uint32_t highest = places_.HighestPlace();
+  if (highest == SavePointPlaces::kNone) return Status::Ok();
+  const uint64_t end_bytes = SaturatingProduct({uint64_t{highest} + 1, unit_bytes_});
+  const uint32_t n_bytes = mode_.alignment_bytes;
+  const std::unique_ptr<std::byte[], FreeProbe> memory(new (kProbeAlignment) std::byte[n_bytes]);
+  const iovec segment{memory.get(), n_bytes};
+  IoCompletion completion{0, ENODATA};
+  if (end_bytes <= static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) {
+    const IoRequest request{IoKind::kRead, end_bytes - n_bytes, {&segment, 1}, 0};
+    KVRUN_RETURN_IF_ERROR(file_->Submit({&request, 1}).status());
+    KVRUN_RETURN_IF_ERROR(file_->Complete({&completion, 1}, 1).status());
+  }
+  if (completion.error_number == 0) return Status::Ok();
+  if (completion.error_number != ENODATA) {
+    return StatusFromErrno(completion.error_number,
+                           fmt::format("cannot read the KV cache's file {}", number));
+  }
+  return {StatusCode::kCorrupt,
+          fmt::format("the KV cache's file {} ends before byte {}, where the last of what was saved ends: it "
+                      "was cut off or is another session's, and the session has to be computed again",
+                      number, end_bytes)};
+}
+
+void SavePointFile::Impl::EndSave() {
+  KVRUN_CHECK(n_done_ == n_in_flight_);
+  KVRUN_CHECK(is_shown_synced_);
+  places_.EndSave(DiscardBelow());
+}
+
+Result<std::unique_ptr<SavePointFile>> SavePointFile::Create(std::unique_ptr<BlockFile> file,
+                                                             uint64_t size_bytes, uint32_t unit_bytes) {
+  const uint32_t alignment_bytes = std::max(file->mode().alignment_bytes, kAlignmentBytes);
+  if (unit_bytes == 0 || unit_bytes % alignment_bytes != 0) {
+    return Status(
+        StatusCode::kInvalidArgument,
+        fmt::format("a file that is kept cannot have units of {} bytes: they must be a multiple of {}",
+                    unit_bytes, alignment_bytes));
+  }
+  const uint32_t n_units = CountUnits(size_bytes, unit_bytes);
+  if (n_units == 0) {
+    return Status(
+        StatusCode::kInvalidArgument,
+        fmt::format("a file that is kept cannot have {} bytes in units of {}", size_bytes, unit_bytes));
+  }
+  return std::unique_ptr<SavePointFile>(
+      new SavePointFile(std::make_unique<Impl>(std::move(file), n_units, unit_bytes)));
+}
+
+SavePointFile::SavePointFile(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+SavePointFile::~SavePointFile() = default;
+
+uint64_t SavePointFile::MemoryBytes(uint64_t size_bytes, uint32_t unit_bytes, uint32_t queue_depth) {
+  return sizeof(Impl) + Impl::TablesBytes(queue_depth) +
+         SavePointPlaces::MemoryBytes(CountUnits(size_bytes, unit_bytes)) - sizeof(SavePointPlaces);
+}
+
+const IoMode& SavePointFile::mode() const { return impl_->mode(); }
+Result<size_t> SavePointFile::Submit(std::span<const IoRequest> requests) { return impl_->Submit(requests); }
+Result<size_t> SavePointFile::Complete(std::span<IoCompletion> completions, size_t at_least) {
+  return impl_->Complete(completions, at_least);
+}
+Status SavePointFile::Reserve(uint64_t size_bytes) {
+  if (size_bytes <= impl_->size_bytes()) return Status::Ok();
+  return {StatusCode::kInvalidArgument,
+          fmt::format("a file that is kept was made for {} bytes, and {} are asked for", impl_->size_bytes(),
+                      size_bytes)};
+}
+void SavePointFile::RegisterMemory(std::span<const iovec> regions) { impl_->RegisterMemory(regions); }
+void SavePointFile::DropCache() { impl_->file().DropCache(); }
+IoCounters SavePointFile::counters() const { return impl_->file().counters(); }
+Status SavePointFile::Sync() { return impl_->Sync(); }
+void SavePointFile::Discard(uint64_t offset_bytes, uint64_t size_bytes) {
+  impl_->Discard(offset_bytes, size_bytes);
+}
+Status SavePointFile::VisitState(StateVisitor& visitor, uint32_t number) {
+  return impl_->VisitState(visitor, number);
+}
+void SavePointFile::EndSave() { impl_->EndSave(); }
+uint64_t SavePointFile::used_bytes() const { return impl_->used_bytes(); }
+
+}  // namespace kvrun
