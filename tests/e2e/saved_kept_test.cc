@@ -197,7 +197,8 @@ std::vector<KvMethod> MethodsThatKeep() {
 INSTANTIATE_TEST_SUITE_P(All, SavedKept, ::testing::ValuesIn(MethodsThatKeep()), MethodTestName);
 
 std::vector<std::string> OptionsOf(const KvMethod& method) {
-  std::vector<std::string> options = {"", "--kv-type int8 --kv-shares layers"};
+  std::vector<std::string> options = {"", "--kv-type int8 --kv-shares layers",
+                                      "--kv-type int4 --kv-shares heads"};
   if (!method.goes_by_score()) return options;
   for (const char* more : {"--kv-precisions entries --kv-shares heads", "--kv-precisions original",
                            "--kv-precisions quantised", "--kv-moments rows --kv-shares layers"}) {
