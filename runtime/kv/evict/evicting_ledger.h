@@ -63,9 +63,7 @@ class EvictingLedger final : public KvLedger, public LayerWriter, public KeptSou
   void AddKeptPositions(uint32_t layer, uint32_t row, uint32_t head,
                         std::vector<uint32_t>* positions) const override;
   void EndStep() override;
-  Status VisitState(StateVisitor& /*visitor*/) override {
-    return {StatusCode::kUnsupported, "sessions of methods that evict cannot be saved yet"};
-  }
+  Status VisitState(StateVisitor& visitor) override;
   KeptReport kept() const override;
 
   Status ReadGroups(uint32_t layer, uint32_t stream, uint32_t first_group, uint32_t n_groups,
@@ -97,6 +95,10 @@ class EvictingLedger final : public KvLedger, public LayerWriter, public KeptSou
   void Clear(uint32_t sequence);
   Status PutAside();
   Status PutListAside(uint32_t layer, uint32_t stream);
+  // Of a list on the device, after Refresh: what is put aside of it in memory; and its records, which lie in
+  // vault_.records().
+  Vault::List ListOnDevice(uint32_t layer, uint32_t stream) const;
+  std::span<const std::byte> RecordsOnDevice(uint32_t layer, uint32_t stream);
   Status KeepBest(uint32_t layer, uint32_t stream, uint32_t head, const KvRange& prompt,
                   std::span<const float> mass, uint32_t end, PromptEntries& entries);
   void ScorePrompt(std::span<const float> mass, uint32_t end, uint32_t prompt_end);
@@ -106,6 +108,19 @@ class EvictingLedger final : public KvLedger, public LayerWriter, public KeptSou
   Status LoadLayer(uint32_t layer);
   Status LoadList(uint32_t layer, uint32_t stream, KeptLists& lists);
   Status FillWindowMass(uint32_t layer, const KvRange& prompt, std::span<const float> mass, uint32_t end);
+
+  // States.
+  Status VisitSequences(StateVisitor& visitor);
+  Status VisitSeen(StateVisitor& visitor);
+  Status VisitShares(StateVisitor& visitor, bool has_same_room);
+  Status VisitQuotas(StateVisitor& visitor, bool has_same_room);
+  Status CheckQuotas() const;
+  Status CheckRoom(uint32_t n_entries);
+  Status VisitWindow(StateVisitor& visitor, uint32_t layer);
+  Status VisitList(StateVisitor& visitor, uint32_t layer, uint32_t stream, std::span<std::byte> piece);
+  Status SaveRecords(StateVisitor& visitor, uint32_t layer, uint32_t stream, const Vault::List& list,
+                     std::span<std::byte> piece);
+  Status CheckList(uint32_t layer, uint32_t stream, const Vault::List& list) const;
 
   // Steps.
   Status Forget(uint32_t sequence, uint32_t length);
@@ -132,6 +147,8 @@ class EvictingLedger final : public KvLedger, public LayerWriter, public KeptSou
 
   uint32_t heads() const { return plan_.heads_per_sequence(); }
   size_t ListOf(uint32_t layer, uint32_t stream) const { return size_t{layer} * plan_.n_streams + stream; }
+  // There is room for everything.
+  bool keeps_all() const { return plan_.of_kept().n_entries >= plan_.n_ctx; }
   bool has_two_tiers() const {
     return plan_.method.goes_by_score() && (plan_.of_kept().precisions == KeptPrecisions::kBytes ||
                                             plan_.of_kept().precisions == KeptPrecisions::kEntries);
@@ -152,9 +169,11 @@ class EvictingLedger final : public KvLedger, public LayerWriter, public KeptSou
   const KeepRule& rule_;
   uint32_t n_moments_;  // of an entry's mass, while decoding; 0: nothing asks for it
   std::vector<Sequence> sequences_;
-  std::vector<KeptLists> layers_;                     // none while aside
-  std::vector<uint32_t> list_entries_;                // [n_layers, n_streams]: of their layer's share
-  std::vector<LayerShare> shares_;                    // [n_layers, n_sequences]
+  std::vector<KeptLists> layers_;       // none while aside
+  std::vector<uint32_t> list_entries_;  // [n_layers, n_streams]: of their layer's share
+  std::vector<LayerShare> shares_;      // [n_layers, n_sequences]
+  // [n_layers, n_streams]: of lists that a state had on the device, until they are there; or none.
+  std::vector<KeptQuota> loaded_quotas_;
   std::vector<std::unique_ptr<Buffer>> window_mass_;  // [n_layers], kShared
   std::vector<std::vector<Recurrence>> recurrences_;  // [n_layers, n_streams]: of kOriginal; or none
   std::vector<Recurrence> window_recurrences_;        // [n_layers, n_streams, n_window_slots], or none

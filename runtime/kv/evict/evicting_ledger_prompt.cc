@@ -50,7 +50,9 @@ Status EvictingLedger::BeginPrefill(uint32_t sequence, uint32_t begin) {
   KVRUN_RETURN_IF_ERROR(UndoPrefill());
   Clear(sequence);
   KVRUN_RETURN_IF_ERROR(PutAside());
-  return window_.BeginPrefill(sequence, 0, 0);
+  KVRUN_RETURN_IF_ERROR(window_.BeginPrefill(sequence, 0, 0));
+  loaded_quotas_.clear();  // lists are made anew afterwards
+  return Status::Ok();
 }
 
 Status EvictingLedger::PutAside() {
@@ -64,23 +66,37 @@ Status EvictingLedger::PutAside() {
 }
 
 Status EvictingLedger::PutListAside(uint32_t layer, uint32_t stream) {
-  KeptLists& lists = layers_[layer];
-  Vault::List& aside = vault_.list(layer, stream);
-  aside = {};
+  vault_.list(layer, stream) = {};
+  vault_.list(layer, stream) = ListOnDevice(layer, stream);
+  return vault_.Write(layer, stream, RecordsOnDevice(layer, stream));
+}
+
+Vault::List EvictingLedger::ListOnDevice(uint32_t layer, uint32_t stream) const {
+  const KeptLists& lists = layers_[layer];
+  Vault::List list;
+  for (const KeptTier tier : kKeptTiers) {
+    const std::span<const uint32_t> positions = lists.positions(stream, tier);
+    list.positions.insert(list.positions.end(), positions.begin(), positions.end());
+    for (uint32_t i = 0; i < positions.size(); ++i) {
+      for (uint32_t m = 0; m < n_moments(); ++m) list.mass.push_back(lists.Mass(stream, tier, i, m));
+    }
+  }
+  list.n_low = lists.count(stream, KeptTier::kLow);
+  if (rule_.tracks_recurrence) list.recurrences = recurrences_[ListOf(layer, stream)];
+  return list;
+}
+
+std::span<const std::byte> EvictingLedger::RecordsOnDevice(uint32_t layer, uint32_t stream) {
+  const KeptLists& lists = layers_[layer];
   std::vector<std::byte>& records = vault_.records();
   records.clear();
   for (const KeptTier tier : kKeptTiers) {
-    const std::span<const uint32_t> positions = lists.positions(stream, tier);
-    aside.positions.insert(aside.positions.end(), positions.begin(), positions.end());
-    for (uint32_t i = 0; i < positions.size(); ++i) {
+    for (uint32_t i = 0; i < lists.count(stream, tier); ++i) {
       const std::span<const std::byte> record = lists.Record(stream, tier, i);
       records.insert(records.end(), record.begin(), record.end());
-      for (uint32_t m = 0; m < n_moments(); ++m) aside.mass.push_back(lists.Mass(stream, tier, i, m));
     }
   }
-  aside.n_low = lists.count(stream, KeptTier::kLow);
-  if (rule_.tracks_recurrence) aside.recurrences = recurrences_[ListOf(layer, stream)];
-  return vault_.Write(layer, stream, records);
+  return records;
 }
 
 // Scores of one head's entries before `end`, which are then entries_. mass: [1 or 2 moments, end].
@@ -291,9 +307,8 @@ Status EvictingLedger::StoreRepeated(uint32_t layer, uint32_t sequence, uint32_t
 
 KeptQuota EvictingLedger::QuotaOf(uint32_t layer, uint32_t stream) const {
   // Where there is room for everything, nothing is shared out.
-  const bool keeps_all = plan_.of_kept().n_entries >= plan_.n_ctx;
-  const uint32_t n = keeps_all ? plan_.n_ctx : std::max(list_entries_[ListOf(layer, stream)], 1U);
-  if (!has_two_tiers() || keeps_all) {
+  const uint32_t n = keeps_all() ? plan_.n_ctx : std::max(list_entries_[ListOf(layer, stream)], 1U);
+  if (!has_two_tiers() || keeps_all()) {
     return entry_tier() == KeptTier::kOriginal ? KeptQuota{{n, 0}} : KeptQuota{{0, n}};
   }
   const double share = shares_[size_t{layer} * plan_.n_sequences + stream / heads()].original_share;
@@ -320,12 +335,15 @@ Status EvictingLedger::BeginDecode() {
     }
   }
   vault_.Empty();
+  loaded_quotas_.clear();
   return Status::Ok();
 }
 
 Status EvictingLedger::LoadLayer(uint32_t layer) {
   std::vector<KeptQuota> quotas;
-  for (uint32_t stream = 0; stream < plan_.n_streams; ++stream) quotas.push_back(QuotaOf(layer, stream));
+  for (uint32_t stream = 0; stream < plan_.n_streams; ++stream) {
+    quotas.push_back(loaded_quotas_.empty() ? QuotaOf(layer, stream) : loaded_quotas_[ListOf(layer, stream)]);
+  }
   KVRUN_ASSIGN_OR_RETURN(KeptLists lists, KeptLists::Create(device_, plan_, n_moments(), quotas));
   for (uint32_t stream = 0; stream < plan_.n_streams; ++stream) {
     KVRUN_RETURN_IF_ERROR(LoadList(layer, stream, lists));

@@ -42,6 +42,11 @@ class Vault {
   Status Write(uint32_t layer, uint32_t stream, std::span<const std::byte> records) {
     return records.empty() ? Status::Ok() : file_->Write(Offset(layer, stream), records);
   }
+  // Of all that a list has.
+  uint64_t RecordBytes(const List& list) const {
+    return (list.positions.size() - list.n_low) * plan_.record.size_bytes() +
+           list.n_low * plan_.of_kept().low_record.size_bytes();
+  }
   // All that a list has. Valid until the next call.
   Result<std::span<const std::byte>> Read(uint32_t layer, uint32_t stream);
   // Room for the records of a list, to be filled and written.
