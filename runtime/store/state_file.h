@@ -47,8 +47,9 @@ enum class StatePart : uint16_t {
   kKept = 9,
   kLayerStates = 10,
   kResidentKv = 11,
-  kFile = 12,  // where what the file of records held lies in it
-  kPass = 13,  // what a forward pass knows besides its KV
+  kFile = 12,   // where what the file of records held lies in it
+  kPass = 13,   // what a forward pass knows besides its KV
+  kSlots = 14,  // what lay in slots, where that decides what is attended to
 };
 
 struct StateKey {

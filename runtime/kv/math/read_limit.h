@@ -29,6 +29,8 @@ class ReadLimit {
   // The step was given up: nothing of it counts.
   void DropStep();
 
+  // Of a limit that goes on where another one is.
+  void SetThreshold(uint32_t stream, float threshold) { streams_[stream].threshold = threshold; }
   float threshold(uint32_t stream) const { return streams_[stream].threshold; }
 
  private:

@@ -309,4 +309,34 @@ void SlotCache::Truncate(uint32_t first) {
     frequency_[i] = 0;
 }
 
+SlotCache::Memory SlotCache::Remember() const {
+  return {step_, extents_, by_extent_, loaded_at_, used_at_, frequency_};
+}
+
+bool SlotCache::Recall(const Memory& memory) {
+  const size_t n = extents_.size();
+  if (policy_->goes_by_changes || memory.extents.size() != n || memory.by_extent.size() != n ||
+      memory.loaded_at.size() != n || memory.used_at.size() != n ||
+      memory.frequency.size() != frequency_.size()) {
+    return false;
+  }
+  std::vector<bool> is_named(n);
+  for (size_t i = 0; i < n; ++i) {
+    const uint32_t slot = memory.by_extent[i];
+    if (slot >= n || is_named[slot]) return false;
+    is_named[slot] = true;
+    const uint32_t before = i == 0 ? 0 : memory.extents[memory.by_extent[i - 1]];
+    const uint32_t extent = memory.extents[slot];
+    const bool ascends = i == 0 || extent > before || (extent == kNoExtent && before == kNoExtent);
+    if (!ascends || memory.used_at[slot] > memory.step || memory.loaded_at[slot] > memory.step) return false;
+  }
+  step_ = memory.step;
+  extents_ = memory.extents;
+  by_extent_ = memory.by_extent;
+  loaded_at_ = memory.loaded_at;
+  used_at_ = memory.used_at;
+  frequency_ = memory.frequency;
+  return true;
+}
+
 }  // namespace kvrun

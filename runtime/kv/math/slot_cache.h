@@ -132,6 +132,20 @@ class SlotCache {
   // The record is no more: its slot, if it has one, is free again. O(n).
   void DropRecord(uint32_t record);
 
+  // What decides later plans: for a cache that is to go on where this one is.
+  struct Memory {
+    uint64_t step = 0;
+    std::vector<uint32_t> extents;    // of each slot, as below
+    std::vector<uint32_t> by_extent;  // slots, by ascending extent; free ones at the end
+    std::vector<uint64_t> loaded_at;
+    std::vector<uint64_t> used_at;
+    std::vector<uint8_t> frequency;
+  };
+  Memory Remember() const;
+  // All that it holds is to be loaded into its slots. False: it is of a cache of another shape, or
+  // contradicts itself, and nothing is done. Not where the policy goes by changes.
+  bool Recall(const Memory& memory);
+
   // Forgets extents from `first` on.
   void Truncate(uint32_t first);
   void Clear() { Truncate(0); }

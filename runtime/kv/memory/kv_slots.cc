@@ -84,11 +84,14 @@ Status KvSlots::Make() {
   return made;
 }
 
+Status KvSlots::FindPolicy() {
+  if (plan_.slots.policy.empty()) return Status::Ok();
+  KVRUN_ASSIGN_OR_RETURN(policy_, FindReplacementPolicy(plan_.slots.policy));
+  return Status::Ok();
+}
+
 Status KvSlots::MakeAll() {
-  const ReplacementPolicy* policy = nullptr;
-  if (!plan_.slots.policy.empty()) {
-    KVRUN_ASSIGN_OR_RETURN(policy, FindReplacementPolicy(plan_.slots.policy));
-  }
+  KVRUN_RETURN_IF_ERROR(FindPolicy());
   for (uint32_t i = 0; i < n_layers_ && plan_.n_own_slots(0) > 0; ++i) {
     KVRUN_ASSIGN_OR_RETURN(SlotBuffers own, SlotBuffers::Create(device_, own_shape(i)));
     own_.push_back(std::move(own));
@@ -98,8 +101,8 @@ Status KvSlots::MakeAll() {
                                                                                 plan_.slots.n_pool_slots)));
     parts_.push_back(std::move(part));
   }
-  for (uint32_t i = 0; i < n_layers_ && policy != nullptr && plan_.n_own_slots(0) > 0; ++i) {
-    caches_.insert(caches_.end(), plan_.n_streams, SlotCache(plan_.slot_cache_shape(i), policy));
+  for (uint32_t i = 0; i < n_layers_ && policy_ != nullptr && plan_.n_own_slots(0) > 0; ++i) {
+    caches_.insert(caches_.end(), plan_.n_streams, SlotCache(plan_.slot_cache_shape(i), policy_));
   }
   is_made_ = true;
   return Status::Ok();
@@ -107,6 +110,7 @@ Status KvSlots::MakeAll() {
 
 void KvSlots::Drop() {
   is_made_ = false;
+  remembered_.clear();
   own_.clear();
   caches_.clear();
   parts_.clear();
@@ -133,6 +137,69 @@ Status KvSlots::FlushTables(uint32_t layer) {
 
 void KvSlots::Truncate(uint32_t stream, uint32_t first) {
   for (size_t i = stream; i < caches_.size(); i += plan_.n_streams) caches_[i].Truncate(first);
+  for (size_t i = stream; i < remembered_.size(); i += plan_.n_streams) {
+    // In a cache of their own, as that knows what is free then.
+    SlotCache cache(plan_.slot_cache_shape(static_cast<uint32_t>(i / plan_.n_streams)), policy_);
+    if (!cache.Recall(remembered_[i])) continue;
+    cache.Truncate(first);
+    remembered_[i] = cache.Remember();
+  }
+}
+
+Status KvSlots::VisitMemory(StateVisitor& visitor, uint32_t layer, uint32_t stream,
+                            SlotCache::Memory* memory) {
+  enum Item : uint16_t { kStep = 1, kExtents, kByExtent, kLoadedAt, kUsedAt, kFrequency };
+  const auto key = [&](Item item) { return StateKey{StatePart::kSlots, item, layer, stream}; };
+  constexpr uint64_t kMost = uint64_t{1} << 24;
+  KVRUN_RETURN_IF_ERROR(visitor.Value(key(kStep), &memory->step));
+  KVRUN_RETURN_IF_ERROR(visitor.Vector(key(kExtents), &memory->extents, kMost));
+  KVRUN_RETURN_IF_ERROR(visitor.Vector(key(kByExtent), &memory->by_extent, kMost));
+  KVRUN_RETURN_IF_ERROR(visitor.Vector(key(kLoadedAt), &memory->loaded_at, kMost));
+  KVRUN_RETURN_IF_ERROR(visitor.Vector(key(kUsedAt), &memory->used_at, kMost));
+  return visitor.Vector(key(kFrequency), &memory->frequency, kMost);
+}
+
+Status KvSlots::VisitState(StateVisitor& visitor) {
+  if (!plan_.limits_reads()) return Status::Ok();
+  KVRUN_RETURN_IF_ERROR(FindPolicy());
+  std::vector<SlotCache::Memory> memories = remembered_;
+  if (memories.empty()) {
+    for (const SlotCache& cache : caches_) memories.push_back(cache.Remember());
+  }
+  std::vector<bool> are_there{!memories.empty()};
+  KVRUN_RETURN_IF_ERROR(visitor.Flags({StatePart::kSlots, 0}, &are_there));
+  if (!are_there[0]) return Status::Ok();
+  memories.resize(size_t{n_layers_} * plan_.n_streams);
+  for (uint32_t layer = 0; layer < n_layers_; ++layer) {
+    for (uint32_t stream = 0; stream < plan_.n_streams; ++stream) {
+      SlotCache::Memory& memory = memories[size_t{layer} * plan_.n_streams + stream];
+      KVRUN_RETURN_IF_ERROR(VisitMemory(visitor, layer, stream, &memory));
+    }
+  }
+  if (visitor.is_loading()) remembered_ = std::move(memories);
+  return Status::Ok();
+}
+
+// What is of another number of slots is as if nothing had been there.
+Status KvSlots::Recall(const FillFn& fill) {
+  const std::vector<SlotCache::Memory> memories = std::exchange(remembered_, {});
+  std::vector<GroupFetch> fetches;
+  for (uint32_t layer = 0; layer < n_layers_ && !memories.empty(); ++layer) {
+    fetches.clear();
+    for (uint32_t stream = 0; stream < plan_.n_streams; ++stream) {
+      const SlotCache::Memory& memory = memories[size_t{layer} * plan_.n_streams + stream];
+      if (!cache(layer, stream)->Recall(memory)) continue;
+      for (const uint32_t slot : memory.by_extent) {
+        if (memory.extents[slot] == kNoExtent) break;
+        fetches.push_back({stream, memory.extents[slot], own(layer)->Record(stream, slot)});
+      }
+    }
+    const Status filled = fill(layer, fetches);
+    if (filled.ok()) continue;
+    for (SlotCache& cache : caches_) cache.Clear();
+    return filled;
+  }
+  return Status::Ok();
 }
 
 }  // namespace kvrun

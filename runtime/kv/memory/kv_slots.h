@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "runtime/kv/math/slot_cache.h"
 #include "runtime/kv/plan/kv_plan.h"
 #include "runtime/store/record_store.h"
+#include "runtime/store/state_visitor.h"
 
 namespace kvrun {
 
@@ -87,16 +89,29 @@ class KvSlots {
   // Forgets groups from `first` on.
   void Truncate(uint32_t stream, uint32_t first);
 
+  // What own slots hold, where that decides what is attended to: where reads are limited. Loading: it is
+  // remembered until slots are made, and Recall brings it there; or until a prompt needs their room.
+  Status VisitState(StateVisitor& visitor);
+  // Slots have just been made: reads what was remembered into them. `fill`: of a layer; fetches by stream,
+  // and those of a stream by ascending group.
+  using FillFn = std::function<Status(uint32_t layer, std::span<const GroupFetch> fetches)>;
+  Status Recall(const FillFn& fill);
+
  private:
   SlotShape Shape(uint32_t n_slots, uint32_t n_needed) const;
+  Status FindPolicy();
   Status MakeAll();
+  static Status VisitMemory(StateVisitor& visitor, uint32_t layer, uint32_t stream,
+                            SlotCache::Memory* memory);
 
   Device& device_;
   const KvPlan& plan_;
   uint32_t n_layers_;
-  std::vector<SlotBuffers> own_;    // [n_layers], or none
-  std::vector<SlotCache> caches_;   // [n_layers, n_streams], or none
-  std::vector<SlotBuffers> parts_;  // of the pool, or none
+  std::vector<SlotBuffers> own_;               // [n_layers], or none
+  std::vector<SlotCache> caches_;              // [n_layers, n_streams], or none
+  std::vector<SlotBuffers> parts_;             // of the pool, or none
+  std::vector<SlotCache::Memory> remembered_;  // [n_layers, n_streams], or none
+  const ReplacementPolicy* policy_ = nullptr;  // of caches, once it was looked up
   bool is_made_ = false;
 };
 

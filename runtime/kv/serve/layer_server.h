@@ -16,6 +16,7 @@
 #include "runtime/kv/plan/kv_plan.h"
 #include "runtime/kv/plan/kv_step.h"
 #include "runtime/store/record_store.h"
+#include "runtime/store/state_visitor.h"
 
 namespace kvrun {
 
@@ -42,6 +43,11 @@ class LayerServer {
   // Of clusters, and with a static set: while the layer's slots hold what the row attends to, positions of
   // those entries. Of groups, without those of the static set.
   void AddPositions(uint32_t layer, uint32_t row, uint32_t head, std::vector<uint32_t>* positions);
+
+  // What decides what later steps attend to, slots included.
+  virtual Status VisitState(StateVisitor& /*visitor*/) { return Status::Ok(); }
+  // Slots have just been made: what they held of a session that was loaded comes back.
+  virtual Status RecallSlots() { return Status::Ok(); }
 
   // For benchmarks; of no effect where nothing is chosen or read.
   virtual void SetSelector(KvSelector& /*selector*/) {}

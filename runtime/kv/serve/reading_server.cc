@@ -32,6 +32,26 @@ void ReadingServer::EndStep() {
   if (read_limit_) read_limit_->EndStep();
 }
 
+Status ReadingServer::VisitState(StateVisitor& visitor) {
+  enum Item : uint16_t { kThresholds = 100 };
+  if (read_limit_) {
+    std::vector<float> thresholds(plan_.n_streams);
+    for (uint32_t i = 0; i < plan_.n_streams; ++i) thresholds[i] = read_limit_->threshold(i);
+    KVRUN_RETURN_IF_ERROR(visitor.Array({StatePart::kSlots, kThresholds}, std::span(thresholds)));
+    for (uint32_t i = 0; i < plan_.n_streams; ++i) read_limit_->SetThreshold(i, thresholds[i]);
+  }
+  return slots_.VisitState(visitor);
+}
+
+Status ReadingServer::RecallSlots() {
+  return slots_.Recall([this](uint32_t layer, std::span<const GroupFetch> fetches) -> Status {
+    if (fetches.empty()) return Status::Ok();
+    KVRUN_RETURN_IF_ERROR(reader_->Fetch(layer, Reads(layer, fetches)));
+    NoteRead(layer, fetches);
+    return slots_.FlushFetched(layer, fetches);
+  });
+}
+
 // What is to be read of every stream, all of it at once, and where it lies now.
 Status ReadingServer::Bring(uint32_t layer) {
   fetches_.clear();

@@ -22,6 +22,8 @@ class ReadingServer : public LayerServer {
                 KvSelector* selector, RecordFetcher& reader);
 
   void BeginStep(const KvStep& step) override;
+  Status VisitState(StateVisitor& visitor) override;
+  Status RecallSlots() override;
   void EndStep() override;
   void SetSelector(KvSelector& selector) override { selector_ = &selector; }
   void SetReader(RecordFetcher& reader) override { reader_ = &reader; }

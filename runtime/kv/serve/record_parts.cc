@@ -48,7 +48,10 @@ GroupStoreStats RecordParts::store_stats() const {
 Status RecordParts::BeginDecode() {
   if (in_decode()) return Status::Ok();
   KVRUN_RETURN_IF_ERROR(MakeSlots());
-  return BeginChoosing();
+  KVRUN_RETURN_IF_ERROR(BeginChoosing());
+  const Status recalled = server->RecallSlots();
+  if (!recalled.ok()) LeaveDecode();
+  return recalled;
 }
 
 Status RecordParts::MakeSlots() {
@@ -78,6 +81,7 @@ Status RecordParts::VisitState(StateVisitor& visitor) {
   KVRUN_RETURN_IF_ERROR(spaces.VisitState(visitor));
   KVRUN_RETURN_IF_ERROR(window.VisitState(visitor));
   if (index != nullptr) KVRUN_RETURN_IF_ERROR(index->VisitState(visitor, lengths));
+  KVRUN_RETURN_IF_ERROR(server->VisitState(visitor));
   std::vector<bool> has_share{has_static_share_};
   KVRUN_RETURN_IF_ERROR(visitor.Flags({StatePart::kLedger, kHasStaticShare}, &has_share));
   if (has_share[0]) SettleStaticShare();
