@@ -5,11 +5,13 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <limits>
 #include <new>
 #include <utility>
 
+#include "platform/base/check.h"
 #include "platform/base/saturating.h"
 #include "platform/base/units.h"
 
@@ -19,7 +21,7 @@ namespace {
 constexpr uint64_t kHashStateBytes = kKiB;  // at most: the library does not say
 
 uint64_t HalvesPerStream(const ClusterStoreShape& shape) {
-  const uint64_t n = shape.n_clusters;
+  const uint64_t n = shape.n_clusters == 0 ? 0 : std::max(shape.n_clusters, shape.lane_clusters);
   return shape.layout == ClusterLayout::kDualHead ? RoundUp<uint64_t>(n, 2) : n;
 }
 
@@ -34,8 +36,12 @@ uint64_t ClusterStore::HalfBytes(const ClusterStoreShape& shape, const IoMode& m
   return RoundUp<uint64_t>(uint64_t{shape.max_records} * shape.record_bytes, mode.alignment_bytes);
 }
 
+uint32_t ClusterStore::Lane(const ClusterStoreShape& shape) {
+  return std::max(shape.n_clusters, shape.lane_clusters);
+}
+
 uint64_t ClusterStore::NumClusters(const ClusterStoreShape& shape) {
-  return SaturatingProduct({shape.n_layers, shape.n_streams, shape.n_clusters});
+  return SaturatingProduct({shape.n_layers, shape.n_streams, Lane(shape)});
 }
 
 uint64_t ClusterStore::FileBytes(const ClusterStoreShape& shape, const IoMode& mode) {
@@ -85,6 +91,7 @@ Result<std::unique_ptr<ClusterStore>> ClusterStore::Create(std::unique_ptr<Block
 
 ClusterStore::ClusterStore(StagedFile file, const ClusterStoreShape& shape, uint64_t staging_bytes)
     : shape_(shape),
+      lane_(Lane(shape)),
       half_bytes_(HalfBytes(shape, file.mode())),
       halves_per_stream_(HalvesPerStream(shape)),
       longest_read_bytes_(LongestReadBytes(staging_bytes)),
@@ -94,15 +101,15 @@ ClusterStore::ClusterStore(StagedFile file, const ClusterStoreShape& shape, uint
 void ClusterStore::FreeHashState::operator()(XXH3_state_s* state) const { XXH3_freeState(state); }
 
 uint64_t ClusterStore::Place(uint32_t layer, uint32_t stream, uint32_t cluster) const {
-  return (uint64_t{layer} * shape_.n_streams + stream) * shape_.n_clusters + cluster;
+  return (uint64_t{layer} * shape_.n_streams + stream) * lane_ + cluster;
 }
 
 bool ClusterStore::GrowsDown(uint64_t place) const {
-  return shape_.layout == ClusterLayout::kDualHead && place % shape_.n_clusters % 2 == 1;
+  return shape_.layout == ClusterLayout::kDualHead && place % lane_ % 2 == 1;
 }
 
 ClusterStore::Extent ClusterStore::At(uint64_t place, uint64_t near, uint64_t far) const {
-  const uint64_t half = place / shape_.n_clusters * halves_per_stream_ + place % shape_.n_clusters;
+  const uint64_t half = place / lane_ * halves_per_stream_ + place % lane_;
   const uint64_t begin = half * half_bytes_;
   return {GrowsDown(place) ? begin + half_bytes_ - far : begin + near, far - near};
 }
@@ -117,9 +124,9 @@ ClusterStore::Extent ClusterStore::Pages(uint64_t place) const {
 }
 
 std::string ClusterStore::Named(uint64_t first_place, uint64_t last_place) const {
-  const uint64_t layer = first_place / shape_.n_clusters / shape_.n_streams;
-  const auto stream = [&](uint64_t place) { return place / shape_.n_clusters % shape_.n_streams; };
-  const auto cluster = [&](uint64_t place) { return place % shape_.n_clusters; };
+  const uint64_t layer = first_place / lane_ / shape_.n_streams;
+  const auto stream = [&](uint64_t place) { return place / lane_ % shape_.n_streams; };
+  const auto cluster = [&](uint64_t place) { return place % lane_; };
   const std::string begin = fmt::format("layer {}, stream {}", layer, stream(first_place));
   if (first_place == last_place) return fmt::format("{}, cluster {}", begin, cluster(first_place));
   if (stream(first_place) == stream(last_place)) {
@@ -142,7 +149,12 @@ Status ClusterStore::CheckIds(uint32_t layer, uint32_t stream, uint32_t cluster,
 }
 
 void ClusterStore::Forget(uint32_t layer, uint32_t stream, uint32_t cluster) {
-  if (IsThere(layer, stream, cluster)) entries_[Place(layer, stream, cluster)] = {};
+  if (!IsThere(layer, stream, cluster)) return;
+  const uint64_t place = Place(layer, stream, cluster);
+  if (entries_[place].n_records == 0) return;
+  entries_[place] = {};
+  const Extent half = At(place, 0, half_bytes_);
+  file_.Discard(half.offset, half.bytes);
 }
 
 uint64_t ClusterStore::CountRuns(uint32_t layer, uint32_t stream, std::span<const uint32_t> clusters) const {
@@ -264,6 +276,49 @@ Status ClusterStore::Flush() {
   while (file_.n_writes() > 0) KVRUN_RETURN_IF_ERROR(Poll(1));
   KVRUN_RETURN_IF_ERROR(file_.error());
   return TakeWriteError();
+}
+
+Status ClusterStore::VisitState(StateVisitor& visitor) {
+  enum Item : uint16_t { kLayout = 10, kClusters };  // beside GroupStore's
+  KVRUN_CHECK(file_.n_writes() == 0 && file_.n_reads() == 0);
+  const std::array<uint64_t, 3> layout = {lane_, half_bytes_, static_cast<uint64_t>(shape_.layout)};
+  std::array<uint64_t, 3> lies = layout;
+  KVRUN_RETURN_IF_ERROR(visitor.Array({StatePart::kStore, kLayout}, std::span<uint64_t>(lies)));
+  if (lies != layout) {
+    return {
+        StatusCode::kInvalidArgument,
+        fmt::format("clusters that were kept lie otherwise: {} halves of {} bytes for a stream, where there "
+                    "would be {} of {}",
+                    lies[0], lies[1], layout[0], layout[1])};
+  }
+  std::vector<Entry> written;
+  for (uint32_t layer = 0; layer < shape_.n_layers; ++layer) {
+    for (uint32_t stream = 0; stream < shape_.n_streams; ++stream) {
+      const std::span<Entry> entries = EntriesOf(layer, stream);
+      const auto is_written = [](const Entry& entry) { return entry.n_records > 0; };
+      written.assign(entries.begin(), std::find_if(entries.rbegin(), entries.rend(), is_written).base());
+      KVRUN_RETURN_IF_ERROR(visitor.Vector({StatePart::kStore, kClusters, layer, stream}, &written, lane_));
+      if (visitor.is_loading()) KVRUN_RETURN_IF_ERROR(TakeEntries(written, layer, stream));
+    }
+  }
+  return Status::Ok();
+}
+
+Status ClusterStore::TakeEntries(std::span<const Entry> loaded, uint32_t layer, uint32_t stream) {
+  if (loaded.size() > shape_.n_clusters) {
+    return {StatusCode::kInvalidArgument,
+            fmt::format("{} clusters of layer {}, stream {} were kept, and there is room for {}",
+                        loaded.size(), layer, stream, shape_.n_clusters)};
+  }
+  for (const Entry& entry : loaded) {
+    if (entry.n_records <= shape_.max_records && (entry.n_records > 0) == (entry.checksum != kNotWritten)) {
+      continue;
+    }
+    return {StatusCode::kCorrupt,
+            fmt::format("clusters of layer {}, stream {} on flash contradict themselves", layer, stream)};
+  }
+  std::copy(loaded.begin(), loaded.end(), EntriesOf(layer, stream).begin());
+  return Status::Ok();
 }
 
 }  // namespace kvrun

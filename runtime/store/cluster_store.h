@@ -42,6 +42,9 @@ struct ClusterStoreShape {
   uint32_t max_records = 0;   // of a cluster
   uint32_t record_bytes = 0;  // as in a slot, without padding
   ClusterLayout layout = ClusterLayout::kDualHead;
+  // Of a file that is kept: halves for ids of a layer's stream in it, no fewer; so a longer context finds
+  // clusters where a shorter one has left them. 0: n_clusters.
+  uint32_t lane_clusters = 0;
 };
 
 class ClusterStore final : public ClusterFiles {
@@ -55,8 +58,8 @@ class ClusterStore final : public ClusterFiles {
   ClusterStore(const ClusterStore&) = delete;
   ClusterStore& operator=(const ClusterStore&) = delete;
 
-  // What a store of this shape holds in memory: 8 bytes for each cluster, 4 for each of one layer, staging,
-  // tables of requests, and its file's. UINT64_MAX: more than can be.
+  // What a store of this shape holds in memory: 8 bytes for each cluster (or half, where a lane has more),
+  // 4 for each of one layer, staging, tables of requests, and its file's. UINT64_MAX: more than can be.
   static uint64_t MemoryBytes(const ClusterStoreShape& shape, uint64_t staging_bytes, const IoMode& mode);
   // What it takes on flash, from the start. UINT64_MAX: more than can be.
   static uint64_t FileBytes(const ClusterStoreShape& shape, const IoMode& mode);
@@ -78,9 +81,8 @@ class ClusterStore final : public ClusterFiles {
   Status Fetch(uint32_t layer, std::span<const ClusterFetch> fetches) override;
   // The cluster counts as not written from now on. Ids that there are not are ignored.
   void Forget(uint32_t layer, uint32_t stream, uint32_t cluster) override;
-  Status VisitState(StateVisitor& /*visitor*/) override {
-    return {StatusCode::kUnsupported, "sessions of methods with clusters cannot be saved yet"};
-  }
+  // kInvalidArgument where what is loaded lies otherwise in the file, or is more than there is room for.
+  Status VisitState(StateVisitor& visitor) override;
 
   uint64_t CountRuns(uint32_t layer, uint32_t stream, std::span<const uint32_t> clusters) const override;
 
@@ -88,7 +90,7 @@ class ClusterStore final : public ClusterFiles {
   const ClusterStoreStats& stats() const override { return stats_; }
 
  private:
-  // What is known of a cluster, by its place: (layer * n_streams + stream) * n_clusters + cluster.
+  // What is known of a cluster, by its place: (layer * n_streams + stream) * lane + cluster. Both or neither.
   struct Entry {
     uint32_t checksum = kNotWritten;
     uint32_t n_records = 0;
@@ -120,8 +122,13 @@ class ClusterStore final : public ClusterFiles {
   ClusterStore(StagedFile file, const ClusterStoreShape& shape, uint64_t staging_bytes);
 
   static uint64_t HalfBytes(const ClusterStoreShape& shape, const IoMode& mode);
+  static uint32_t Lane(const ClusterStoreShape& shape);
   static uint64_t NumClusters(const ClusterStoreShape& shape);
   uint64_t Place(uint32_t layer, uint32_t stream, uint32_t cluster) const;
+  std::span<Entry> EntriesOf(uint32_t layer, uint32_t stream) {
+    return {entries_.get() + Place(layer, stream, 0), shape_.n_clusters};
+  }
+  Status TakeEntries(std::span<const Entry> loaded, uint32_t layer, uint32_t stream);
   bool GrowsDown(uint64_t place) const;
   // What lies `near` to `far` bytes from the end of the half that the cluster grows from.
   Extent At(uint64_t place, uint64_t near, uint64_t far) const;
@@ -166,6 +173,7 @@ class ClusterStore final : public ClusterFiles {
   uint32_t Checksum(uint64_t place, const std::byte* pages) const;
 
   ClusterStoreShape shape_;
+  uint32_t lane_;
   uint64_t half_bytes_;
   uint64_t halves_per_stream_;
   uint64_t longest_read_bytes_;                              // of several clusters

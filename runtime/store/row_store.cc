@@ -14,7 +14,7 @@
 namespace kvrun {
 
 uint64_t RowStore::Stride(const RowStoreShape& shape, uint32_t alignment_bytes) {
-  return RoundUp<uint64_t>(shape.list_bytes, alignment_bytes);
+  return RoundUp<uint64_t>(std::max(shape.list_bytes, shape.lane_bytes), alignment_bytes);
 }
 
 uint64_t RowStore::StagingBytes(const RowStoreShape& shape, uint32_t alignment_bytes) {
@@ -136,16 +136,18 @@ Status RowStore::Begin(uint32_t layer, uint32_t first, uint32_t n) {
 
 bool RowStore::Matches(uint64_t place) const { return Checksum(place, Staged(place)) == checksums_[place]; }
 
+Status RowStore::Lost(uint64_t place) const {
+  KVRUN_RETURN_IF_ERROR(error_);
+  return StatusFromErrno(write_error_number_,
+                         fmt::format("{} could not be written to flash, and the sequence has to be "
+                                     "computed again (--kv-dir names another folder)",
+                                     Named(place)));
+}
+
 Result<uint64_t> RowStore::Copy(uint32_t layer, uint32_t list, std::span<std::byte> to) {
   KVRUN_CHECK(to.size() == shape_.list_bytes && HasBegun(layer, list));
   const uint64_t place = Place(layer, list);
-  if (checksums_[place] == kLost) {
-    KVRUN_RETURN_IF_ERROR(error_);
-    return StatusFromErrno(write_error_number_,
-                           fmt::format("{} could not be written to flash, and the sequence has to be "
-                                       "computed again (--kv-dir names another folder)",
-                                       Named(place)));
-  }
+  if (checksums_[place] == kLost) return Lost(place);
   KVRUN_RETURN_IF_ERROR(Wait(read_));
   const int error_of_all = read_.error_number;
   int error_number = error_of_all;
@@ -217,6 +219,30 @@ void RowStore::Forget(uint32_t layer, uint32_t list) {
 
 Status RowStore::Flush() {
   while (n_writes_ > 0) KVRUN_RETURN_IF_ERROR(Poll(1));
+  return Status::Ok();
+}
+
+Status RowStore::VisitState(StateVisitor& visitor) {
+  enum Item : uint16_t { kStride = 20, kChecksums, kLengths };  // beside those of the store of clusters
+  KVRUN_CHECK(n_writes_ == 0 && !read_.is_used);
+  uint64_t stride = stride_;
+  KVRUN_RETURN_IF_ERROR(visitor.Value({StatePart::kStore, kStride}, &stride));
+  if (stride != stride_) {
+    return {StatusCode::kInvalidArgument,
+            fmt::format("lists of the KV index that were kept lie {} bytes apart, and there would be {}",
+                        stride, stride_)};
+  }
+  for (uint64_t place = 0; place < checksums_.size(); ++place) {
+    if (checksums_[place] == kLost) return Lost(place);
+  }
+  KVRUN_RETURN_IF_ERROR(visitor.Array({StatePart::kStore, kChecksums}, std::span(checksums_)));
+  KVRUN_RETURN_IF_ERROR(visitor.Array({StatePart::kStore, kLengths}, std::span(lengths_)));
+  for (uint64_t place = 0; place < checksums_.size(); ++place) {
+    const bool is_possible = lengths_[place] > 0 && lengths_[place] <= shape_.list_bytes;
+    if (checksums_[place] == kNotWritten || (checksums_[place] != kLost && is_possible)) continue;
+    return {StatusCode::kCorrupt, fmt::format("{} contradicts itself: {} bytes of {}", Named(place),
+                                              lengths_[place], shape_.list_bytes)};
+  }
   return Status::Ok();
 }
 

@@ -33,6 +33,8 @@ struct RowStoreShape {
   uint32_t n_layers = 0;
   uint32_t n_lists = 0;     // of a layer
   uint64_t list_bytes = 0;  // of the longest; less than 4 GiB
+  // Of a file that is kept: room for a list in it, no less. 0: list_bytes.
+  uint64_t lane_bytes = 0;
 };
 
 class RowStore {
@@ -57,10 +59,9 @@ class RowStore {
   }
 
   // Saves, loads or counts which lists are there, their lengths and checksums; the file keeps them. With no
-  // write under way; loading is into a store without lists.
-  Status VisitState(StateVisitor& /*visitor*/) {
-    return {StatusCode::kUnsupported, "sessions of methods with clusters cannot be saved yet"};
-  }
+  // write under way, and no read; loading is into a store without lists. A list that is lost is an error, as
+  // of Copy. kInvalidArgument where what is loaded lies otherwise in the file.
+  Status VisitState(StateVisitor& visitor);
 
   // --- Reading. Begins to read lists [first, first + n) of a layer, of which there may be some that are not
   // written. The former read has ended. Waits only for writes of the same lists.
@@ -129,6 +130,7 @@ class RowStore {
     return &slot == &read_ ? kReadTag : static_cast<uint64_t>(&slot - writes_.data());
   }
   bool Matches(uint64_t place) const;
+  Status Lost(uint64_t place) const;
   std::byte* Staged(uint64_t place) const { return read_.memory + (place - read_.place) * stride_; }
 
   RowStoreShape shape_;

@@ -1,6 +1,9 @@
 #include "runtime/kv/clusters/cluster_index.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "platform/base/check.h"
@@ -192,6 +195,25 @@ Status ClusterIndex::ReadCentroid(uint32_t layer, uint32_t stream, uint32_t clus
   KVRUN_ASSIGN_OR_RETURN(const std::span<const int8_t> row, rows_->Read(layer, stream, cluster));
   UnpackCentroid(row, Scales(layer, stream), centroid);
   return Status::Ok();
+}
+
+Status ClusterIndex::SetRecords(uint32_t layer, uint32_t stream, std::span<const uint32_t> n_records) {
+  const uint64_t first = uint64_t{stream} * plan_.index.n_groups;
+  std::copy(n_records.begin(), n_records.end(), Words(*layers_[layer].weights).subspan(first).begin());
+  return layers_[layer].weights->Flush(first * sizeof(uint32_t), n_records.size_bytes());
+}
+
+Status ClusterIndex::VisitState(StateVisitor& visitor, std::span<const uint32_t> /*lengths*/) {
+  enum Item : uint16_t { kScales };
+  for (uint32_t i = 0; i < layers_.size(); ++i) {
+    Buffer& scales = *layers_[i].scales;
+    KVRUN_RETURN_IF_ERROR(
+        VisitBytes(visitor, {StatePart::kIndex, kScales, i}, scales, 0, scales.size_bytes()));
+    const std::span<const float> values = Floats(scales);
+    if (std::all_of(values.begin(), values.end(), [](float scale) { return std::isfinite(scale); })) continue;
+    return {StatusCode::kCorrupt, fmt::format("a column scale of the KV index of layer {} is no number", i)};
+  }
+  return rows_->VisitState(visitor);
 }
 
 }  // namespace kvrun

@@ -34,9 +34,8 @@ class ClusterIndex final : public KvIndex {
   Status BeginStep(const KvStep& step) { return rows_->BeginStep(step); }
   Status EndLayer(uint32_t layer) override { return rows_->EndLayer(layer); }
   Status PrepareStep() override { return rows_->PrepareStep(); }
-  Status VisitState(StateVisitor& /*visitor*/, std::span<const uint32_t> /*lengths*/) override {
-    return {StatusCode::kUnsupported, "sessions of methods with clusters cannot be saved yet"};
-  }
+  // Without the clusters' records: see SetRecords.
+  Status VisitState(StateVisitor& visitor, std::span<const uint32_t> lengths) override;
   // The choice of the layer is known: the rows of what is nearest (which is received) stay at hand.
   void KeepNearest(uint32_t layer, const KvStep& step);
 
@@ -57,6 +56,8 @@ class ClusterIndex final : public KvIndex {
   Status SetSize(uint32_t layer, uint32_t stream, uint32_t cluster, uint32_t n_entries, uint32_t n_records);
   Status Clear(uint32_t layer, uint32_t stream, uint32_t cluster);
   Status ClearAll(uint32_t layer, uint32_t stream);
+  // Of a list whose rows are loaded: what its first clusters take, which follows from the clusters.
+  Status SetRecords(uint32_t layer, uint32_t stream, std::span<const uint32_t> n_records);
   // As its row has it.
   Status ReadCentroid(uint32_t layer, uint32_t stream, uint32_t cluster, std::span<float> centroid);
   // Before and after many changes of the layer's streams [first, first + n), where rows may lie on flash.

@@ -59,9 +59,7 @@ class ClusterLedger final : public KvLedger, public LayerWriter, public KeptSour
   void AddKeptPositions(uint32_t layer, uint32_t row, uint32_t head,
                         std::vector<uint32_t>* positions) const override;
   void EndStep() override;
-  Status VisitState(StateVisitor& /*visitor*/) override {
-    return {StatusCode::kUnsupported, "sessions of methods with clusters cannot be saved yet"};
-  }
+  Status VisitState(StateVisitor& visitor) override;
 
   Status ReadGroups(uint32_t layer, uint32_t stream, uint32_t first_group, uint32_t n_groups,
                     std::span<std::byte> records) override;
@@ -92,6 +90,12 @@ class ClusterLedger final : public KvLedger, public LayerWriter, public KeptSour
     const Status closed = index_.Close();
     return status.ok() ? closed : status;
   }
+
+  // States.
+  Status CheckLoaded(uint32_t sequence) const;
+  Status VisitStream(StateVisitor& visitor, const ClusterPlace& at);
+  Status Resume(const ClusterPlace& at, std::span<const Cluster> clusters,
+                std::span<const PendingEntry> pending);
 
   // Prompts.
   Status UndoStreams(uint32_t layer, uint32_t sequence, bool* is_mixed);

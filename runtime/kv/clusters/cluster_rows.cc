@@ -1,10 +1,14 @@
 #include "runtime/kv/clusters/cluster_rows.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "platform/base/check.h"
 #include "runtime/kv/math/centroid_row.h"
+#include "runtime/kv/memory/host_buffer.h"
 
 namespace kvrun {
 
@@ -312,6 +316,57 @@ void ClusterRows::Keep(uint32_t layer, uint32_t stream, uint32_t cluster) {
   kept_clusters_[list] = cluster;
   const std::span<const int8_t> row = Row(layer, stream, cluster);
   std::copy(row.begin(), row.end(), kept_rows_.begin() + static_cast<ptrdiff_t>(list * row_bytes()));
+}
+
+// --- States.
+
+// In memory: up to the last that is of a cluster, or was.
+Status ClusterRows::VisitList(StateVisitor& visitor, uint32_t layer, uint32_t stream) {
+  enum Item : uint16_t { kRows = 10 };
+  const StateKey key{StatePart::kIndex, kRows, layer, stream};
+  KVRUN_ASSIGN_OR_RETURN(
+      const uint64_t n_bytes,
+      visitor.Size(key, uint64_t{n_filled(layer, stream)} * row_bytes(), list_bytes(), row_bytes()));
+  n_filled(layer, stream) = static_cast<uint32_t>(n_bytes / row_bytes());
+  return VisitBytes(visitor, key, *part(layer), stream * list_bytes(), n_bytes);
+}
+
+// On flash: what the store does not have.
+Status ClusterRows::VisitChanged(StateVisitor& visitor, uint32_t layer, uint32_t stream) {
+  enum Item : uint16_t { kChangedClusters = 11, kChangedRows };
+  const size_t list = List(layer, stream);
+  const auto room = std::span(changed_clusters_).subspan(list * n_changed_room_, n_changed_room_);
+  std::vector<uint32_t> clusters(room.begin(), room.begin() + n_changed_[list]);
+  KVRUN_RETURN_IF_ERROR(
+      visitor.Vector({StatePart::kIndex, kChangedClusters, layer, stream}, &clusters, n_changed_room_));
+  std::copy(clusters.begin(), clusters.end(), room.begin());
+  n_changed_[list] = static_cast<uint32_t>(clusters.size());
+  std::sort(clusters.begin(), clusters.end());
+  if (!AreAscending(clusters, n_clusters())) {
+    return {StatusCode::kCorrupt,
+            fmt::format("changed rows of the KV index of layer {}, stream {} contradict themselves", layer,
+                        stream)};
+  }
+  const auto rows =
+      std::span(changed_rows_).subspan(list * n_changed_room_ * row_bytes(), clusters.size() * row_bytes());
+  return visitor.Array({StatePart::kIndex, kChangedRows, layer, stream}, rows);
+}
+
+Status ClusterRows::VisitState(StateVisitor& visitor) {
+  if (store_ != nullptr) {
+    KVRUN_RETURN_IF_ERROR(Close());
+    KVRUN_RETURN_IF_ERROR(store_->End());  // lists of the next step are read when it begins
+    KVRUN_RETURN_IF_ERROR(store_->Flush());
+    // What is loaded is not in the parts yet.
+    if (visitor.is_loading()) std::fill(there_.begin(), there_.end(), uint8_t{0});
+  }
+  for (uint32_t layer = 0; layer < n_layers_; ++layer) {
+    for (uint32_t stream = 0; stream < n_streams(); ++stream) {
+      KVRUN_RETURN_IF_ERROR(store_ == nullptr ? VisitList(visitor, layer, stream)
+                                              : VisitChanged(visitor, layer, stream));
+    }
+  }
+  return Status::Ok();
 }
 
 }  // namespace kvrun

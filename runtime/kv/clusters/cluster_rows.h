@@ -21,6 +21,7 @@
 #include "runtime/kv/plan/kv_plan.h"
 #include "runtime/kv/plan/kv_step.h"
 #include "runtime/store/row_store.h"
+#include "runtime/store/state_visitor.h"
 
 namespace kvrun {
 
@@ -61,6 +62,10 @@ class ClusterRows {
   Status PrepareStep();
   // The row can be read without flash until it changes: the layer is there.
   void Keep(uint32_t layer, uint32_t stream, uint32_t cluster);
+
+  // Saves, loads or counts all rows but those that the store has; writes nothing, but has no read or write
+  // under way afterwards. As KvIndex::VisitState.
+  Status VisitState(StateVisitor& visitor);
 
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
@@ -110,6 +115,8 @@ class ClusterRows {
   Status Claim(uint32_t layer);
   Status Load(uint32_t layer, uint32_t stream);
   Status LoadNow(uint32_t layer, uint32_t stream);
+  Status VisitList(StateVisitor& visitor, uint32_t layer, uint32_t stream);
+  Status VisitChanged(StateVisitor& visitor, uint32_t layer, uint32_t stream);
   Status WriteBack(uint32_t layer, uint32_t stream);
   bool MustRead(uint32_t layer, uint32_t stream) const;
   bool IsAtHand(uint32_t layer, uint32_t stream) const;

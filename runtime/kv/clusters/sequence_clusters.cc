@@ -218,4 +218,51 @@ uint64_t SequenceClusters::CountRuns(uint32_t layer, uint32_t stream,
   return n_runs;
 }
 
+bool SequenceClusters::IsWhole(size_t list, uint32_t n_positions) {
+  uint64_t n_owned = 0;
+  for (uint32_t position = 0; position < n_positions; ++position) {
+    n_owned += Owner(list, position) != kNotThere ? 1 : 0;
+  }
+  std::vector<bool> is_found(n_positions);
+  for (uint32_t id = 0; id < n_clusters_; ++id) {
+    uint32_t position = At(list, id).first;
+    for (uint32_t i = 0; i < At(list, id).n_entries; ++i) {
+      if (position >= n_positions || Owner(list, position) != id || is_found[position]) return false;
+      is_found[position] = true;
+      --n_owned;
+      position = Next(list, position);
+    }
+  }
+  return n_owned == 0;
+}
+
+Status SequenceClusters::VisitState(StateVisitor& visitor) {
+  enum Item : uint16_t { kOwners = 10, kNext, kClusters };  // beside GroupStore's
+  for (uint32_t list = 0; list < clusters_.size() / n_clusters_; ++list) {
+    const auto key = [&](Item item) {
+      return StateKey{StatePart::kStore, item, list / n_streams_, list % n_streams_};
+    };
+    const auto all = std::span(owners_).subspan(size_t{list} * n_ctx_, n_ctx_);
+    const auto is_there = [](uint32_t owner) { return owner != kNotThere; };
+    const auto n = static_cast<size_t>(std::find_if(all.rbegin(), all.rend(), is_there).base() - all.begin());
+    const auto of = std::span(clusters_).subspan(size_t{list} * n_clusters_, n_clusters_);
+    const auto has_entries = [](const Cluster& cluster) { return cluster.n_entries > 0; };
+    std::vector<uint32_t> owners(all.begin(), all.begin() + static_cast<ptrdiff_t>(n));
+    std::vector<uint32_t> next(&Next(list, 0), &Next(list, 0) + n);
+    std::vector<Cluster> clusters(of.begin(), std::find_if(of.rbegin(), of.rend(), has_entries).base());
+    KVRUN_RETURN_IF_ERROR(visitor.Vector(key(kOwners), &owners, n_ctx_));
+    KVRUN_RETURN_IF_ERROR(visitor.Vector(key(kNext), &next, n_ctx_));
+    KVRUN_RETURN_IF_ERROR(visitor.Vector(key(kClusters), &clusters, n_clusters_));
+    if (!visitor.is_loading()) continue;
+    std::copy(owners.begin(), owners.end(), all.begin());
+    std::copy(next.begin(), next.end(), &Next(list, 0));
+    std::copy(clusters.begin(), clusters.end(), of.begin());
+    if (owners.size() == next.size() && IsWhole(list, static_cast<uint32_t>(owners.size()))) continue;
+    return {StatusCode::kCorrupt,
+            fmt::format("clusters of layer {}, stream {} in the order of the text contradict themselves",
+                        list / n_streams_, list % n_streams_)};
+  }
+  return store_->VisitState(visitor, n_ctx_);
+}
+
 }  // namespace kvrun

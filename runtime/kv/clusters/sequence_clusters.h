@@ -39,9 +39,7 @@ class SequenceClusters final : public ClusterFiles {
   Status Flush() override { return store_->Flush(); }
   Status Fetch(uint32_t layer, std::span<const ClusterFetch> fetches) override;
   void Forget(uint32_t layer, uint32_t stream, uint32_t cluster) override;
-  Status VisitState(StateVisitor& /*visitor*/) override {
-    return {StatusCode::kUnsupported, "sessions of methods with clusters cannot be saved yet"};
-  }
+  Status VisitState(StateVisitor& visitor) override;
   uint64_t CountRuns(uint32_t layer, uint32_t stream, std::span<const uint32_t> clusters) const override;
 
   const IoMode& mode() const override { return store_->mode(); }
@@ -65,6 +63,8 @@ class SequenceClusters final : public ClusterFiles {
   Status WriteNew(uint32_t layer, uint32_t stream, uint32_t cluster, std::span<const std::byte> records);
   Status AppendRun(uint32_t layer, uint32_t stream, uint32_t first, uint32_t n);
   void Replace(size_t list, uint32_t owner, uint32_t by);
+  // Each cluster leads to all of its entries, and there are no others.
+  bool IsWhole(size_t list, uint32_t n_positions);
   void AddWanted(size_t list, const ClusterFetch& fetch);
   void CountFetch();
   void TakeStats(uint64_t records_read);

@@ -48,6 +48,33 @@ void ClusterMap::Clear() {
   pending_.clear();
 }
 
+// Between calls, each cluster is as HasRoom leaves it.
+bool ClusterMap::IsPossible(const Cluster& cluster) const {
+  const uint32_t most = cluster.is_flagged() ? 2 * shape_.max_entries : shape_.max_entries;
+  const uint32_t least = cluster.is_flagged() ? 2 : 0;
+  return cluster.n_stored <= shape_.max_entries && cluster.size() >= least && cluster.size() <= most &&
+         (cluster.n_stored > 0) == (cluster.end > 0);
+}
+
+bool ClusterMap::Resume(std::span<const Cluster> clusters, std::span<const PendingEntry> pending) {
+  Clear();
+  if (clusters.size() > clusters_.size() || pending.size() >= shape_.max_pending) return false;
+  std::copy(clusters.begin(), clusters.end(), clusters_.begin());
+  pending_.assign(pending.begin(), pending.end());
+  end_used_ = static_cast<uint32_t>(clusters.size());
+  std::vector<uint32_t> n_pending(clusters.size());
+  for (const PendingEntry& entry : pending) {
+    if (entry.cluster >= clusters.size()) return false;
+    ++n_pending[entry.cluster];
+  }
+  for (size_t id = 0; id < clusters.size(); ++id) {
+    if (clusters[id].n_pending != n_pending[id] || !IsPossible(clusters[id])) return false;
+    n_free_ -= clusters[id].size() > 0 ? 1 : 0;
+    n_flagged_ += clusters[id].is_flagged() ? 1 : 0;
+  }
+  return n_flagged_ <= n_free_;
+}
+
 uint32_t ClusterMap::TakeFree() {
   KVRUN_CHECK(n_free_ > 0);
   --n_free_;

@@ -153,8 +153,12 @@ class ClusterMap {
 
   // Forgets all entries. Threshold and statistics stay.
   void Clear();
+  // What another map of this shape had: clusters [end_used()), and pending(). False where these contradict
+  // themselves; then only Clear may be called.
+  bool Resume(std::span<const Cluster> clusters, std::span<const PendingEntry> pending);
 
  private:
+  bool IsPossible(const Cluster& cluster) const;
   uint32_t TakeFree();
   void Store(Cluster& cluster, std::span<const float> keys, std::span<const uint32_t> positions,
              std::span<float> centroid);

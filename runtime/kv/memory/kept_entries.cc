@@ -50,4 +50,23 @@ Status KeptEntries::Name(uint32_t layer, uint32_t stream, std::span<const uint32
   return buffer.Flush(stream * words * sizeof(uint32_t), words * sizeof(uint32_t));
 }
 
+Status KeptEntries::VisitState(StateVisitor& visitor, uint32_t layer, uint32_t stream, uint32_t n_sinks,
+                               std::span<const uint32_t> places) const {
+  enum Item : uint16_t { kSinks, kPending };
+  const uint64_t bytes = plan_->record.size_bytes();
+  KVRUN_RETURN_IF_ERROR(VisitBytes(visitor, {StatePart::kKept, kSinks, layer, stream},
+                                   *layers_[layer].records, Offset(stream, 0), n_sinks * bytes));
+  std::vector<std::byte> records(places.size() * bytes);
+  const auto nth = [&](size_t i) { return std::span(records).subspan(i * bytes, bytes); };
+  for (size_t i = 0; i < places.size(); ++i) {
+    const std::span<const std::byte> record = Record(layer, stream, places[i]);
+    std::copy(record.begin(), record.end(), nth(i).begin());
+  }
+  KVRUN_RETURN_IF_ERROR(visitor.Array({StatePart::kKept, kPending, layer, stream}, std::span(records)));
+  for (size_t i = 0; visitor.is_loading() && i < places.size(); ++i) {
+    KVRUN_RETURN_IF_ERROR(Put(layer, stream, places[i], nth(i)));
+  }
+  return Status::Ok();
+}
+
 }  // namespace kvrun

@@ -14,6 +14,7 @@
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
 #include "runtime/kv/plan/kv_plan.h"
+#include "runtime/store/state_visitor.h"
 
 namespace kvrun {
 
@@ -36,6 +37,9 @@ class KeptEntries {
   Status Flush(uint32_t layer, uint32_t stream, uint32_t place) const;
   // The stream attends to these places.
   Status Name(uint32_t layer, uint32_t stream, std::span<const uint32_t> places) const;
+  // Records of the stream's first n_sinks places, and of these. The places are what they were.
+  Status VisitState(StateVisitor& visitor, uint32_t layer, uint32_t stream, uint32_t n_sinks,
+                    std::span<const uint32_t> places) const;
 
  private:
   struct Layer {
