@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <limits>
 #include <new>
 #include <optional>
@@ -80,7 +81,9 @@ class SavePointFile::Impl {
   // Answers the error number where there is nothing to be done: 0 where nothing was asked for.
   std::optional<int> Begin(Request& request);
   std::optional<int> FindPlaces(Request& request, uint64_t n_bytes);
-  void QueuePart(Request& request);
+  template <typename Visit>
+  void Advance(Request& request, uint64_t n_bytes, const Visit& visit);
+  bool QueuePart(Request& request);
   Status Send();
   Status Reap(size_t at_least);
   void Finish(Request& request, int error_number);
@@ -132,12 +135,7 @@ std::optional<int> SavePointFile::Impl::FindPlaces(Request& request, uint64_t n_
   const IoRequest& given = request.given;
   const auto first = static_cast<uint32_t>(given.offset / unit_bytes_);
   const auto end = static_cast<uint32_t>((given.offset + n_bytes - 1) / unit_bytes_ + 1);
-  if (given.kind == IoKind::kRead) {
-    for (uint32_t unit = first; unit < end; ++unit) {
-      if (!places_.IsThere(unit)) return ENODATA;
-    }
-    return std::nullopt;
-  }
+  if (given.kind == IoKind::kRead) return std::nullopt;
   is_synced_ = false;
   request.first_unit = first;
   request.end_unit = end;
@@ -147,35 +145,49 @@ std::optional<int> SavePointFile::Impl::FindPlaces(Request& request, uint64_t n_
   return std::nullopt;
 }
 
-// The next units that lie together.
-void SavePointFile::Impl::QueuePart(Request& request) {
-  uint32_t unit = static_cast<uint32_t>(request.given.offset / unit_bytes_);
-  const uint64_t at_in_unit = request.given.offset % unit_bytes_;
-  uint32_t place = places_.PlaceOf(unit);
-  IoRequest& part = queued_[n_queued_++];
-  part.kind = request.given.kind;
-  part.offset = uint64_t{place} * unit_bytes_ + at_in_unit;
-  part.tag = static_cast<uint64_t>(&request - requests_.data());
-  uint64_t n_bytes = std::min(request.left_bytes, unit_bytes_ - at_in_unit);
-  while (n_bytes < request.left_bytes && places_.PlaceOf(++unit) == ++place) {
-    n_bytes += std::min<uint64_t>(request.left_bytes - n_bytes, unit_bytes_);
-  }
+// Passes over so many bytes of what is left. visit: pieces of memory that they are read into or written from.
+template <typename Visit>
+void SavePointFile::Impl::Advance(Request& request, uint64_t n_bytes, const Visit& visit) {
   request.given.offset += n_bytes;
   request.left_bytes -= n_bytes;
-  uint32_t n_segments = 0;
   while (n_bytes > 0) {
     const iovec& segment = request.given.segments[request.segment];
     const uint64_t n = std::min(n_bytes, segment.iov_len - request.segment_at);
-    if (n > 0) {
-      request.segments[n_segments++] = {static_cast<std::byte*>(segment.iov_base) + request.segment_at, n};
-    }
+    if (n > 0) visit(iovec{static_cast<std::byte*>(segment.iov_base) + request.segment_at, n});
     n_bytes -= n;
     request.segment_at += n;
     if (request.segment_at < segment.iov_len) continue;
     ++request.segment;
     request.segment_at = 0;
   }
+}
+
+// The next units that lie together; of units that are not there, zeros are read. False: nothing is left to
+// do.
+bool SavePointFile::Impl::QueuePart(Request& request) {
+  auto unit = static_cast<uint32_t>(request.given.offset / unit_bytes_);
+  uint64_t at_in_unit = request.given.offset % unit_bytes_;
+  while (request.given.kind == IoKind::kRead && request.left_bytes > 0 && !places_.IsThere(unit)) {
+    Advance(request, std::min(request.left_bytes, unit_bytes_ - at_in_unit),
+            [](const iovec& memory) { std::memset(memory.iov_base, 0, memory.iov_len); });
+    ++unit;
+    at_in_unit = 0;
+  }
+  if (request.left_bytes == 0) return false;
+  uint32_t place = places_.PlaceOf(unit);
+  IoRequest& part = queued_[n_queued_++];
+  part.kind = request.given.kind;
+  part.offset = uint64_t{place} * unit_bytes_ + at_in_unit;
+  part.tag = static_cast<uint64_t>(&request - requests_.data());
+  uint64_t n_bytes = std::min(request.left_bytes, unit_bytes_ - at_in_unit);
+  while (n_bytes < request.left_bytes && places_.PlaceOf(++unit) == ++place &&
+         (part.kind == IoKind::kWrite || places_.IsThere(unit))) {
+    n_bytes += std::min<uint64_t>(request.left_bytes - n_bytes, unit_bytes_);
+  }
+  uint32_t n_segments = 0;
+  Advance(request, n_bytes, [&](const iovec& memory) { request.segments[n_segments++] = memory; });
   part.segments = std::span(request.segments).first(n_segments);
+  return true;
 }
 
 void SavePointFile::Impl::Finish(Request& request, int error_number) {
@@ -210,8 +222,8 @@ Result<size_t> SavePointFile::Impl::Submit(std::span<const IoRequest> requests) 
     ++n_taken;
     if (const auto error = Begin(*free)) {
       Finish(*free, *error);
-    } else {
-      QueuePart(*free);
+    } else if (!QueuePart(*free)) {
+      Finish(*free, 0);
     }
   }
   KVRUN_RETURN_IF_ERROR(Send());
@@ -223,10 +235,8 @@ Status SavePointFile::Impl::Reap(size_t at_least) {
   if (!n_answers.ok()) return failure_ = n_answers.status();
   for (const IoCompletion& completion : std::span(completions_).first(*n_answers)) {
     Request& request = requests_[completion.tag];
-    if (completion.error_number != 0 || request.left_bytes == 0) {
+    if (completion.error_number != 0 || request.left_bytes == 0 || !QueuePart(request)) {
       Finish(request, completion.error_number);
-    } else {
-      QueuePart(request);
     }
   }
   return Send();

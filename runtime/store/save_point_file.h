@@ -54,8 +54,8 @@ class SavePointFile final : public BlockFile {
   static uint64_t MemoryBytes(uint64_t size_bytes, uint32_t unit_bytes, uint32_t queue_depth);
 
   const IoMode& mode() const override;
-  // Writes are of whole units that have homes, else they are complete with EINVAL. A read of a unit that was
-  // never written answers ENODATA. A write that fails leaves units that were never written; what the save
+  // Writes are of whole units that have homes, else they are complete with EINVAL. Of a unit that was
+  // never written zeros are read. A write that fails leaves units that were never written; what the save
   // point holds of them is kept. A request whose units lie apart is several of the file below, one after
   // another, up to the first that fails.
   Result<size_t> Submit(std::span<const IoRequest> requests) override;
