@@ -19,8 +19,8 @@ ProgramInfo ThisProgram() {
        {"kvrun run -m model.gguf -f report.txt -p \"What is it about?\" --chat",
         "ask a question about a document"}},
       {AddRunCommand, AddChatCommand, AddTokenizeCommand, AddRenderCommand, AddLogitsCommand, AddEvalCommand,
-       AddBenchCommand, AddInfoCommand, AddDevicesCommand, AddDoctorCommand, AddCompletion,
-       AddVersionCommand},
+       AddBenchCommand, AddInfoCommand, AddSessionsCommand, AddDevicesCommand, AddDoctorCommand,
+       AddCompletion, AddVersionCommand},
   };
 }
 

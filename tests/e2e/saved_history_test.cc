@@ -174,15 +174,15 @@ TEST_P(SavedHistory, OfAllThatThereIs) {
   ExpectSame(GetParam().counts_groups() ? "--kv-select 4096 --kv-window 6" : "--kv-type f16");
 }
 
-// What lies in slots stands in for what is not read, so that it is a part of the state.
-TEST_P(SavedHistory, OfLimitedReads) {
-  KvSettings settings;
-  const std::string options = "--kv-budget 1/3 --kv-reads 1";
-  RunOrDie(ParseKvOptions(fmt::format("--kv-method {} {}", GetParam().name, options), &settings));
-  const Result<KvPlan> plan = PlanSessionKv(*loaded_.model, settings, kHistoryContext, 1);
-  if (!plan.ok()) GTEST_SKIP() << plan.status().message();
-  ExpectSame(options);
-}
+// What lies in slots stands in for what is not read, so that it is a part of the state. Of all methods that
+// can limit reads.
+class SavedHistoryOfLimitedReads : public SavedHistory {};
+INSTANTIATE_TEST_SUITE_P(All, SavedHistoryOfLimitedReads,
+                         ::testing::Values(OrDie(FindKvMethod("kvswap")), OrDie(FindKvMethod("loki")),
+                                           OrDie(FindKvMethod("infinigen"))),
+                         MethodTestName);
+
+TEST_P(SavedHistoryOfLimitedReads, SlotsAreAPartOfIt) { ExpectSame("--kv-budget 1/3 --kv-reads 1"); }
 
 }  // namespace saved_history
 }  // namespace

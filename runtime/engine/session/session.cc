@@ -101,6 +101,10 @@ Status VisitSequence(StateVisitor& visitor, uint32_t nth, uint32_t n_ctx, uint32
 
 }  // namespace
 
+uint64_t Session::CountTokens(const StateFile& state, uint32_t sequence) {
+  return state.SizeOf({StatePart::kSequence, kTokens, 0, sequence}).value_or(0) / sizeof(TokenId);
+}
+
 Status Session::VisitState(StateVisitor& visitor) {
   std::vector<uint8_t> note(note_.begin(), note_.end());
   KVRUN_RETURN_IF_ERROR(visitor.Vector({StatePart::kSequence, kNote}, &note, kMostNoteBytes));

@@ -147,6 +147,8 @@ class Session {
   static constexpr uint64_t kMostNoteBytes = 64 * 1024 * 1024;
   Status SetNote(std::string note);
   const std::string& note() const { return note_; }
+  // How many tokens a sequence of a saved session has; 0 where that is not known.
+  static uint64_t CountTokens(const StateFile& state, uint32_t sequence);
   // All that the session is: saves, loads or counts its sequences and what is kept of them. Loading is into a
   // session that was made the same way and has computed nothing; after an error it may only be destroyed.
   // kCorrupt: what is loaded contradicts itself.

@@ -36,20 +36,20 @@ Result<std::unique_ptr<SessionFiles>> SessionFiles::Open(const std::string& path
     return files;
   }
   files->state_ = std::move(state).value();
-  StateLoader loader(*files->state_);
-  std::string text;
-  Status read = VisitIdentity(loader, &text);
-  if (read.ok()) {
-    Result<SessionIdentity> identity = ReadIdentity(text);
-    read = identity.status();
-    if (identity.ok()) files->identity_ = std::move(identity).value();
-  }
-  if (read.code() == StatusCode::kCorrupt) {
-    KVRUN_RETURN_IF_ERROR(files->BeginAnew(read.message()));
+  Result<SessionIdentity> identity = ReadIdentityOf(*files->state_);
+  if (identity.status().code() == StatusCode::kCorrupt) {
+    KVRUN_RETURN_IF_ERROR(files->BeginAnew(identity.status().message()));
     return files;
   }
-  KVRUN_RETURN_IF_ERROR(read);
+  KVRUN_ASSIGN_OR_RETURN(files->identity_, std::move(identity));
   return files;
+}
+
+Result<SessionIdentity> SessionFiles::ReadIdentityOf(const StateFile& state) {
+  StateLoader loader(state);
+  std::string text;
+  KVRUN_RETURN_IF_ERROR(VisitIdentity(loader, &text));
+  return ReadIdentity(text);
 }
 
 Status SessionFiles::BeginAnew(const std::string& why) {
@@ -63,7 +63,7 @@ Status SessionFiles::BeginAnew(const std::string& why) {
 }
 
 std::string SessionFiles::NameOf(Kind kind) const {
-  return path_ + (kind == Kind::kRecords ? ".kv" : ".rows");
+  return path_ + (kind == Kind::kRecords ? kRecordsEnding : kRowsEnding);
 }
 
 Result<std::unique_ptr<BlockFile>> SessionFiles::Make(Kind kind, const BlockFileOptions& options,

@@ -23,6 +23,12 @@ namespace kvrun {
 
 class SessionFiles final : public KeptFiles, public KeptState {
  public:
+  // Of the files beside the state's.
+  static constexpr const char* kRecordsEnding = ".kv";
+  static constexpr const char* kRowsEnding = ".rows";
+  // kCorrupt: the state has none that can be read.
+  static Result<SessionIdentity> ReadIdentityOf(const StateFile& state);
+
   // What there is at the path. Without a session, and where what is there cannot be gone on with, it is to be
   // begun: why_anew() says why, empty where there was nothing. kInvalidArgument: what is there is not this
   // user's own file, or another process has it; kUnsupported: it is of another version of kvrun, and is left

@@ -128,7 +128,11 @@ Result<SessionIdentity> ReadIdentity(std::string_view text) {
     }
     is_first = false;
   }
-  if (!identity.model.empty() && identity.n_sequences > 0 && identity.n_ctx > 0) return identity;
+  constexpr uint32_t kMostSequences = 16;
+  if (!identity.model.empty() && identity.n_sequences > 0 && identity.n_sequences <= kMostSequences &&
+      identity.n_ctx > 0) {
+    return identity;
+  }
   return Status(StatusCode::kCorrupt, "the session does not say of which model and length it is");
 }
 

@@ -446,6 +446,17 @@ KVRUN_API size_t kvrun_session_tokens(const kvrun_session* session, uint32_t seq
 KVRUN_API kvrun_status kvrun_session_set_note(kvrun_session* session, const char* note, size_t size);
 /* Ends with a zero byte; to be freed with kvrun_string_free. Empty where there is none. */
 KVRUN_API kvrun_status kvrun_session_note(const kvrun_session* session, char** note);
+/* Those that are kept in a folder (NULL: the user's folder for sessions), the last used first. JSON array of
+ * objects: name, path, model (its name), fingerprint, method, tokens [of each sequence], context, words (the
+ * text's first ones), bytes (on the disk), used (seconds since 1970), options {as they were given}, form {what is
+ * kept, in words}, trouble (null; or why it cannot be opened: the other fields may be empty then). */
+KVRUN_API kvrun_status kvrun_sessions_json(const char* folder, char** json);
+/* One of them, by its name or path. */
+KVRUN_API kvrun_status kvrun_session_info_json(const char* session, char** json);
+/* Its files; KVRUN_INVALID_ARGUMENT if a process has it, KVRUN_NOT_FOUND if there is none. */
+KVRUN_API kvrun_status kvrun_session_remove(const char* session);
+/* The files of one that no process has, under a name that is free. */
+KVRUN_API kvrun_status kvrun_session_copy(const char* from, const char* to);
 KVRUN_API uint32_t kvrun_session_context(const kvrun_session* session);
 /* The number of tokens whose KV is computed. The last generated token is not counted until the sequence is
  * fed or generated again. */

@@ -1,0 +1,172 @@
+// kvrun sessions: what is kept, and what is done with it.
+#include <fmt/format.h>
+
+#include <cctype>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "apps/common/api.h"
+#include "apps/common/failure.h"
+#include "apps/common/options.h"
+#include "apps/common/outputs.h"
+#include "apps/common/plural.h"
+#include "apps/common/printable.h"
+#include "apps/common/report.h"
+#include "apps/common/shared_options.h"
+#include "apps/kvrun/commands.h"
+
+namespace kvrun::cli {
+namespace {
+
+struct SessionsOptions {
+  SharedOptions shared;
+  std::vector<std::string> show;
+  std::vector<std::string> remove;
+  std::string copy;
+  std::string to;
+  std::string prune;
+};
+
+std::string FieldOf(const Json& session, const char* key) {
+  const Json value = session.value(key, Json());
+  return value.is_null() ? "" : Printable(TextOf(value));
+}
+
+uint64_t TokensIn(const Json& session) {
+  uint64_t n_tokens = 0;
+  for (const Json& of_sequence : session.value("tokens", Json::array()))
+    n_tokens += of_sequence.get<uint64_t>();
+  return n_tokens;
+}
+
+std::string DateOf(const Json& session) {
+  const auto used_s = static_cast<std::time_t>(session.value("used", int64_t{0}));
+  std::tm local{};
+  char text[32] = "";
+  if (localtime_r(&used_s, &local) != nullptr) std::strftime(text, sizeof(text), "%Y-%m-%d %H:%M", &local);
+  return text;
+}
+
+// "thesis   7,639 tokens   178.2 MiB   kvswap   SmolLM2 135M Instruct   2026-11-30 01:12", and the first
+// words.
+std::string LineOf(const Json& session) {
+  std::string line = fmt::format(
+      "{}\n  {}, {}, {}, last used {}\n", FieldOf(session, "name"), Counted(TokensIn(session), "token"),
+      FormatBytes(session.value("bytes", uint64_t{0})), FieldOf(session, "method"), DateOf(session));
+  if (const std::string trouble = FieldOf(session, "trouble"); !trouble.empty()) {
+    return line + "  cannot be opened: " + trouble + "\n";
+  }
+  const std::string words = FieldOf(session, "words");
+  return line + fmt::format("  {}: {}\n", FieldOf(session, "model"), words.substr(0, 70));
+}
+
+// "500M", "20G", "20GiB", "1.5T"; K, M, G and T are of 1,024.
+uint64_t ParseBytes(const std::string& source, const std::string& text) {
+  char* end = nullptr;
+  const double number = std::strtod(text.c_str(), &end);
+  std::string unit(end);
+  for (const char* ending : {"iB", "B"}) {
+    if (unit.ends_with(ending)) unit.resize(unit.size() - std::strlen(ending));
+  }
+  constexpr std::string_view kUnits = "KMGT";
+  const size_t power = unit.empty() ? 0 : kUnits.find(static_cast<char>(std::toupper(unit.front()))) + 1;
+  const bool is_number = end != text.c_str() && number >= 0.0 && std::isfinite(number);
+  if (!is_number || unit.size() > 1 || power > kUnits.size() ||
+      std::ldexp(number, static_cast<int>(10 * power)) > 0x1p62) {
+    throw UsageError(fmt::format("{}: \"{}\" is no number of bytes such as 500M or 20G", source, text));
+  }
+  return static_cast<uint64_t>(std::ldexp(number, static_cast<int>(10 * power)));
+}
+
+Json AllSessions() {
+  char* text = nullptr;
+  Check(kvrun_sessions_json(nullptr, &text));
+  return TakeJson(text);
+}
+
+Json SessionInfoOf(const std::string& name) {
+  char* text = nullptr;
+  Check(kvrun_session_info_json(name.c_str(), &text));
+  return TakeJson(text);
+}
+
+void Remove(const SessionsOptions& options, const std::string& name) {
+  Check(kvrun_session_remove(name.c_str()));
+  if (!options.shared.quiet) PrintMessage("removed the session " + name);
+}
+
+// The least recently used go, until no more than so many bytes are left. One that is in use stays.
+void Prune(const SessionsOptions& options, uint64_t most_bytes) {
+  uint64_t bytes = 0;
+  for (const Json& session : AllSessions()) {  // the last used first
+    bytes += session.value("bytes", uint64_t{0});
+    if (bytes <= most_bytes) continue;
+    const std::string path = session.value("path", std::string());
+    if (kvrun_session_remove(path.c_str()) != KVRUN_OK) {
+      PrintMessage(fmt::format("note: {} stays: {}", FieldOf(session, "name"), kvrun_last_error()));
+      continue;
+    }
+    bytes -= session.value("bytes", uint64_t{0});
+    if (!options.shared.quiet) PrintMessage("removed the session " + FieldOf(session, "name"));
+  }
+}
+
+int Sessions(const SessionsOptions& options, uint64_t most_bytes) {
+  if (!options.copy.empty() || !options.to.empty()) {
+    if (options.copy.empty() || options.to.empty()) throw UsageError("--copy NAME goes with --to NAME");
+    Check(kvrun_session_copy(options.copy.c_str(), options.to.c_str()));
+  }
+  for (const std::string& name : options.remove) Remove(options, name);
+  if (!options.prune.empty()) Prune(options, most_bytes);
+  Json sessions = Json::array();
+  for (const std::string& name : options.show) sessions.push_back(SessionInfoOf(name));
+  if (options.show.empty()) sessions = AllSessions();
+  if (options.shared.json) {
+    WriteStdout(JsonLine(sessions));
+    return 0;
+  }
+  std::string text;
+  for (const Json& session : sessions) {
+    text += LineOf(session);
+    if (!options.show.empty()) text += Outline(session, 2);
+  }
+  const bool changed = !options.copy.empty() || !options.remove.empty() || !options.prune.empty();
+  if (!changed || !options.show.empty()) WriteStdout(text);
+  if (sessions.empty() && !changed && !options.shared.quiet) PrintMessage("no sessions are kept");
+  return 0;
+}
+
+}  // namespace
+
+Command AddSessionsCommand(CLI::App* program) {
+  auto options = std::make_shared<SessionsOptions>();
+  auto most_bytes = std::make_shared<uint64_t>(0);
+  auto set = std::make_shared<OptionSet>(program, "sessions", "List the sessions that --session keeps");
+  set->AddExample("kvrun sessions", "list them, the last used first");
+  set->AddExample("kvrun sessions --prune 20G",
+                  "remove those that were not used for longest, but for 20 GiB");
+  set->Group(HelpGroup::kWork);
+  set->TextList("--show", &options->show, "NAME|FILE", "say all that is known of a session");
+  set->TextList("--remove", &options->remove, "NAME|FILE", "remove a session's files");
+  set->NonEmptyText("--copy", &options->copy, "NAME|FILE",
+                    "copy a session; --to says how the copy is called");
+  set->NonEmptyText("--to", &options->to, "NAME|FILE", "with --copy: the copy's name");
+  set->Checked("--prune", "BYTES",
+               "remove sessions, the least recently used first, until so many bytes are left: 20G, 500M",
+               [options = options.get(), most_bytes](const std::string& source, const std::string& value) {
+                 options->prune = value;
+                 *most_bytes = ParseBytes(source, value);
+               });
+  AddReportOptions(set.get(), &options->shared);
+  return {set, {options, &options->shared.json}, [options, most_bytes] {
+            return Sessions(*options, *most_bytes);
+          }};
+}
+
+}  // namespace kvrun::cli

@@ -1,0 +1,92 @@
+// Sessions that are kept: what there is of them, and what is done with their files.
+#include <algorithm>
+#include <string>
+
+#include "runtime/capi/border.h"
+#include "runtime/engine/session/session_folder.h"
+#include "runtime/engine/session/session_list.h"
+
+using kvrun::KeptSessionInfo;
+using kvrun::Result;
+using kvrun::Status;
+using kvrun::capi::CheckNotNull;
+using kvrun::capi::Guard;
+using kvrun::capi::Json;
+
+namespace {
+
+Json PairsInfo(const std::vector<std::pair<std::string, std::string>>& pairs) {
+  Json object = Json::object();
+  for (const auto& [name, value] : pairs) object[name] = value;
+  return object;
+}
+
+Json InfoOf(const KeptSessionInfo& session) {
+  const kvrun::SessionIdentity& identity = session.identity;
+  const auto method = std::find_if(identity.form.begin(), identity.form.end(),
+                                   [](const auto& fact) { return fact.first == "method"; });
+  return {{"name", session.name},
+          {"path", session.path},
+          {"model", identity.model_name},
+          {"fingerprint", identity.model},
+          {"method", method != identity.form.end() ? Json(method->second) : Json()},
+          {"tokens", session.n_tokens},
+          {"context", identity.n_ctx},
+          {"words", identity.words},
+          {"bytes", session.size_bytes},
+          {"used", session.used_s},
+          {"options", PairsInfo(identity.given)},
+          {"form", PairsInfo(identity.form)},
+          {"trouble", session.trouble.empty() ? Json() : Json(session.trouble)}};
+}
+
+}  // namespace
+
+extern "C" {
+
+kvrun_status kvrun_sessions_json(const char* folder, char** json) {
+  return Guard([&]() -> Status {
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(json, "json"));
+    *json = nullptr;
+    std::string of_user;
+    if (folder == nullptr) {
+      KVRUN_ASSIGN_OR_RETURN(of_user, kvrun::SessionsFolder());
+    }
+    KVRUN_ASSIGN_OR_RETURN(const std::vector<KeptSessionInfo> sessions,
+                           kvrun::ListSessions(folder == nullptr ? of_user : folder));
+    Json list = Json::array();
+    for (const KeptSessionInfo& session : sessions) list.push_back(InfoOf(session));
+    return kvrun::capi::CopyOut(list, json);
+  });
+}
+
+kvrun_status kvrun_session_info_json(const char* session, char** json) {
+  return Guard([&]() -> Status {
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(json, "json"));
+    *json = nullptr;
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(session, "session"));
+    KVRUN_ASSIGN_OR_RETURN(const std::string path, kvrun::SessionPath(session));
+    KVRUN_ASSIGN_OR_RETURN(const KeptSessionInfo info, kvrun::DescribeSession(path));
+    return kvrun::capi::CopyOut(InfoOf(info), json);
+  });
+}
+
+kvrun_status kvrun_session_remove(const char* session) {
+  return Guard([&]() -> Status {
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(session, "session"));
+    KVRUN_ASSIGN_OR_RETURN(const std::string path, kvrun::SessionPath(session));
+    return kvrun::RemoveSession(path);
+  });
+}
+
+kvrun_status kvrun_session_copy(const char* from, const char* to) {
+  return Guard([&]() -> Status {
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(from, "from"));
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(to, "to"));
+    KVRUN_ASSIGN_OR_RETURN(const std::string from_path, kvrun::SessionPath(from));
+    KVRUN_ASSIGN_OR_RETURN(const std::string to_path, kvrun::SessionPath(to));
+    return kvrun::CopySession(from_path, to_path);
+  });
+}
+
+}  // extern "C"

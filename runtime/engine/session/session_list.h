@@ -1,0 +1,33 @@
+// The sessions that are kept in a folder: what people see of them, and what they do with their files.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "runtime/engine/session/session_identity.h"
+
+namespace kvrun {
+
+struct KeptSessionInfo {
+  std::string name;  // "thesis"; of a file that has no such ending, the file's
+  std::string path;
+  SessionIdentity identity;
+  std::vector<uint64_t> n_tokens;  // of each sequence
+  uint64_t size_bytes = 0;         // that its files take on the disk
+  int64_t used_s = 0;              // since 1970: when it was last saved
+  std::string trouble;             // why it cannot be opened; empty: it can
+};
+
+// One session; kNotFound where there is none. What cannot be opened is described by `trouble`.
+Result<KeptSessionInfo> DescribeSession(const std::string& path);
+// Those of a folder, the last used first. A folder that is not there has none.
+Result<std::vector<KeptSessionInfo>> ListSessions(const std::string& folder);
+
+// All its files. kInvalidArgument: a process has it. kNotFound.
+Status RemoveSession(const std::string& path);
+// All its files, with holes; nothing has the new name yet (else kInvalidArgument).
+Status CopySession(const std::string& from, const std::string& to);
+
+}  // namespace kvrun
