@@ -15,7 +15,7 @@ namespace {
 
 class AioFile final : public QueuedFile {
  public:
-  AioFile(std::shared_ptr<NamelessFile> file, uint32_t queue_depth)
+  AioFile(std::shared_ptr<BackingFile> file, uint32_t queue_depth)
       : QueuedFile(std::move(file), IoBackend::kAio, queue_depth),
         blocks_(queue_depth),
         pending_(queue_depth),
@@ -92,7 +92,7 @@ Status AioFile::Reap(uint32_t wait_for) {
 
 }  // namespace
 
-Result<std::unique_ptr<QueuedFile>> MakeAioFile(std::shared_ptr<NamelessFile> file, uint32_t queue_depth) {
+Result<std::unique_ptr<QueuedFile>> MakeAioFile(std::shared_ptr<BackingFile> file, uint32_t queue_depth) {
   auto made = std::make_unique<AioFile>(std::move(file), queue_depth);
   KVRUN_RETURN_IF_ERROR(made->Open());
   return std::unique_ptr<QueuedFile>(std::move(made));

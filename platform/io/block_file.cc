@@ -11,53 +11,15 @@
 #include <utility>
 
 #include "platform/base/units.h"
+#include "platform/io/back_ends.h"
 #include "platform/io/folder.h"
 #include "platform/io/nameless_file.h"
 #include "platform/io/queued_file.h"
-#include "platform/io/sigsys_guard.h"
 
 namespace kvrun {
 namespace {
 
 constexpr uint64_t kThreadStackBytes = 16 * kKiB;
-
-using SharedFile = std::shared_ptr<NamelessFile>;
-
-// Makes the back end's file and tries it.
-Result<std::unique_ptr<BlockFile>> MakeAndProbe(Result<std::unique_ptr<QueuedFile>> (*make)(SharedFile,
-                                                                                            uint32_t),
-                                                const SharedFile& file, uint32_t queue_depth) {
-  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<QueuedFile> made, make(file, queue_depth));
-  KVRUN_RETURN_IF_ERROR(made->Probe());
-  return std::unique_ptr<BlockFile>(std::move(made));
-}
-
-Result<std::unique_ptr<BlockFile>> MakeFile(IoBackend backend, const SharedFile& file, uint32_t queue_depth) {
-  switch (backend) {
-    case IoBackend::kIoUring: {
-      if (!SigsysGuard::Supported()) {
-        return Status(
-            StatusCode::kUnsupported,
-            "kvrun does not try it on this processor, where a filter of system calls could end the process");
-      }
-      const SigsysGuard guard;
-      return MakeAndProbe(MakeIoUringFile, file, queue_depth);
-    }
-    case IoBackend::kAio: return MakeAndProbe(MakeAioFile, file, queue_depth);
-    case IoBackend::kThreads: return MakeAndProbe(MakeThreadPoolFile, file, queue_depth);
-  }
-  return Status(StatusCode::kInvalidArgument, "there is no such way to read files");
-}
-
-Status CheckQueueDepth(uint32_t queue_depth) {
-  if (queue_depth != 0 && queue_depth <= kMaxQueueDepth) return Status::Ok();
-  return {StatusCode::kInvalidArgument,
-          fmt::format("a queue depth of {} was asked for; it can be 1 to {}", queue_depth, kMaxQueueDepth)};
-}
-
-Status CannotUse(IoBackend backend, const Status& why) {
-  return {why.code(), fmt::format("{} cannot be used: {}", IoBackendName(backend), why.message())};
-}
 
 // From the best on, or the one that was asked for and then the others.
 std::array<IoBackend, 3> InOrder(const BlockFileOptions& options) {
@@ -85,38 +47,31 @@ std::string_view IoBackendName(IoBackend backend) {
 
 Result<std::unique_ptr<BlockFile>> CreateBlockFile(const BlockFileOptions& options) {
   KVRUN_RETURN_IF_ERROR(CheckQueueDepth(options.queue_depth));
-  KVRUN_ASSIGN_OR_RETURN(NamelessFile opened, OpenNamelessFile(options));
-  const auto file = std::make_shared<NamelessFile>(std::move(opened));
-  Status failure;
-  for (const IoBackend backend : {IoBackend::kIoUring, IoBackend::kAio, IoBackend::kThreads}) {
-    if (!options.auto_backend && backend != options.backend) continue;
-    auto made = MakeFile(backend, file, options.queue_depth);
-    if (made.ok()) return made;
-    failure = CannotUse(backend, made.status());
-    file->notes.push_back(failure.message());
-  }
-  return CannotMake(failure, options);
+  KVRUN_ASSIGN_OR_RETURN(BackingFile opened, OpenNamelessFile(options));
+  auto made =
+      MakeBestFile(options, std::make_shared<BackingFile>(std::move(opened)), BackendTrial::kWriteAndRead);
+  if (made.ok()) return made;
+  return CannotMake(made.status(), options);
 }
 
 Result<std::vector<std::unique_ptr<BlockFile>>> CreateBlockFileModes(const BlockFileOptions& options) {
   KVRUN_RETURN_IF_ERROR(CheckQueueDepth(options.queue_depth));
-  KVRUN_ASSIGN_OR_RETURN(NamelessFile opened, OpenNamelessFile(options));
-  std::vector<SharedFile> ways = {std::make_shared<NamelessFile>(std::move(opened))};
+  KVRUN_ASSIGN_OR_RETURN(BackingFile opened, OpenNamelessFile(options));
+  std::vector<std::shared_ptr<BackingFile>> ways = {std::make_shared<BackingFile>(std::move(opened))};
   if (ways.front()->direct) {
-    Result<NamelessFile> buffered =
-        OpenBuffered(*ways.front());  // fails without /proc: direct I/O alone then
-    if (buffered.ok()) ways.push_back(std::make_shared<NamelessFile>(std::move(buffered).value()));
+    Result<BackingFile> buffered = OpenBuffered(*ways.front());  // fails without /proc: direct I/O alone then
+    if (buffered.ok()) ways.push_back(std::make_shared<BackingFile>(std::move(buffered).value()));
   }
   std::vector<std::unique_ptr<BlockFile>> files;
   Status failure;
-  for (const SharedFile& file : ways) {
+  for (const std::shared_ptr<BackingFile>& file : ways) {
     for (const IoBackend backend : InOrder(options)) {
-      auto made = MakeFile(backend, file, options.queue_depth);
+      auto made = MakeBackendFile(backend, file, options.queue_depth, BackendTrial::kWriteAndRead);
       if (made.ok()) {
         files.push_back(std::move(made).value());
         continue;
       }
-      failure = CannotUse(backend, made.status());
+      failure = CannotUseBackend(backend, made.status());
       if (!options.auto_backend && files.empty()) break;
       file->notes.push_back(failure.message());
     }

@@ -6,7 +6,7 @@
 
 namespace kvrun {
 
-Result<std::unique_ptr<QueuedFile>> MakeIoUringFile(std::shared_ptr<NamelessFile>, uint32_t) {
+Result<std::unique_ptr<QueuedFile>> MakeIoUringFile(std::shared_ptr<BackingFile>, uint32_t) {
   return Status(StatusCode::kUnsupported, "this kvrun was built without it");
 }
 
@@ -37,7 +37,7 @@ uintptr_t Begin(const iovec& region) { return reinterpret_cast<uintptr_t>(region
 
 class IoUringFile final : public QueuedFile {
  public:
-  IoUringFile(std::shared_ptr<NamelessFile> file, uint32_t queue_depth)
+  IoUringFile(std::shared_ptr<BackingFile> file, uint32_t queue_depth)
       : QueuedFile(std::move(file), IoBackend::kIoUring, queue_depth) {}
 
   ~IoUringFile() override {
@@ -180,8 +180,7 @@ uint32_t IoUringFile::TakeAnswers() {
 
 }  // namespace
 
-Result<std::unique_ptr<QueuedFile>> MakeIoUringFile(std::shared_ptr<NamelessFile> file,
-                                                    uint32_t queue_depth) {
+Result<std::unique_ptr<QueuedFile>> MakeIoUringFile(std::shared_ptr<BackingFile> file, uint32_t queue_depth) {
   auto made = std::make_unique<IoUringFile>(std::move(file), queue_depth);
   KVRUN_RETURN_IF_ERROR(made->Open());
   return std::unique_ptr<QueuedFile>(std::move(made));

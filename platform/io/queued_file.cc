@@ -13,8 +13,28 @@
 #include "platform/base/units.h"
 
 namespace kvrun {
+namespace {
 
-QueuedFile::QueuedFile(std::shared_ptr<NamelessFile> file, IoBackend backend, uint32_t queue_depth)
+constexpr size_t kLeastProbeBytes = 512;
+
+struct FreeProbeMemory {
+  void operator()(std::byte* memory) const { free(memory); }
+};
+using ProbeMemory = std::unique_ptr<std::byte, FreeProbeMemory>;
+
+ProbeMemory AllocateProbe(size_t n_bytes, size_t alignment_bytes) {
+  void* memory = nullptr;
+  if (posix_memalign(&memory, alignment_bytes, n_bytes) != 0) memory = nullptr;
+  return ProbeMemory(static_cast<std::byte*>(memory));
+}
+
+Status NoProbeMemory() {
+  return {StatusCode::kOutOfMemory, "there is not enough memory for a block of the KV cache's file"};
+}
+
+}  // namespace
+
+QueuedFile::QueuedFile(std::shared_ptr<BackingFile> file, IoBackend backend, uint32_t queue_depth)
     : file_(std::move(file)), transfers_(queue_depth), done_(queue_depth) {
   mode_.backend = backend;
   mode_.direct = file_->direct;
@@ -34,6 +54,10 @@ Result<size_t> QueuedFile::Submit(std::span<const IoRequest> requests) {
     Count(request);
     ++n_in_flight_;
     ++n_taken;
+    if (file_->is_read_only && request.kind == IoKind::kWrite) {
+      Finish(request.tag, EBADF);
+      continue;
+    }
     if (const auto error = BeginTransfer(request, mode_.alignment_bytes, transfers_[index])) {
       Finish(request.tag, *error);
       continue;
@@ -125,32 +149,43 @@ void QueuedFile::DropCache() {
   if (fdatasync(fd()) == 0) posix_fadvise(fd(), 0, 0, POSIX_FADV_DONTNEED);
 }
 
+Result<int> QueuedFile::DoOne(IoKind kind, std::span<std::byte> bytes) {
+  const iovec segment{bytes.data(), bytes.size()};
+  const IoRequest request{kind, 0, {&segment, 1}, 0};
+  IoCompletion completion;
+  KVRUN_ASSIGN_OR_RETURN(const size_t n_taken, Submit({&request, 1}));
+  KVRUN_CHECK(n_taken == 1);
+  KVRUN_ASSIGN_OR_RETURN(const size_t n_done, Complete({&completion, 1}, 1));
+  KVRUN_CHECK(n_done == 1);
+  return completion.error_number;
+}
+
 Status QueuedFile::Probe() {
-  const size_t bytes = std::max<size_t>(mode_.alignment_bytes, 512);
-  void* memory = nullptr;
-  if (posix_memalign(&memory, bytes, 2 * bytes) != 0) {
-    return {StatusCode::kOutOfMemory, "there is not enough memory for a block of the KV cache's file"};
+  const size_t n_bytes = std::max<size_t>(mode_.alignment_bytes, kLeastProbeBytes);
+  const ProbeMemory memory = AllocateProbe(2 * n_bytes, n_bytes);
+  if (memory == nullptr) return NoProbeMemory();
+  const std::span<std::byte> written(memory.get(), n_bytes);
+  const std::span<std::byte> read(memory.get() + n_bytes, n_bytes);
+  std::memset(written.data(), 0xa5, n_bytes);
+  std::memset(read.data(), 0, n_bytes);
+  KVRUN_ASSIGN_OR_RETURN(const int write_error, DoOne(IoKind::kWrite, written));
+  if (write_error != 0) return StatusFromErrno(write_error, "a first write failed");
+  KVRUN_ASSIGN_OR_RETURN(const int read_error, DoOne(IoKind::kRead, read));
+  if (read_error != 0) return StatusFromErrno(read_error, "a first read failed");
+  if (std::memcmp(written.data(), read.data(), n_bytes) != 0) {
+    return {StatusCode::kIo, "a first block came back changed"};
   }
-  const std::unique_ptr<void, decltype(&free)> owner(memory, &free);
-  char* const written = static_cast<char*>(memory);
-  char* const read = written + bytes;
-  std::memset(written, 0xa5, bytes);
-  std::memset(read, 0, bytes);
-  for (const IoKind kind : {IoKind::kWrite, IoKind::kRead}) {
-    const iovec segment{kind == IoKind::kWrite ? written : read, bytes};
-    const IoRequest request{kind, 0, {&segment, 1}, 0};
-    IoCompletion completion;
-    KVRUN_ASSIGN_OR_RETURN(const size_t n_taken, Submit({&request, 1}));
-    KVRUN_CHECK(n_taken == 1);
-    KVRUN_ASSIGN_OR_RETURN(const size_t n_done, Complete({&completion, 1}, 1));
-    KVRUN_CHECK(n_done == 1);
-    if (completion.error_number != 0) {
-      return StatusFromErrno(completion.error_number,
-                             kind == IoKind::kRead ? "a first read failed" : "a first write failed");
-    }
-  }
-  if (std::memcmp(written, read, bytes) != 0) return {StatusCode::kIo, "a first block came back changed"};
   if (ftruncate(fd(), 0) != 0) return StatusFromErrno(errno, "cannot shorten the file");
+  counters_ = {};
+  return Status::Ok();
+}
+
+Status QueuedFile::ProbeRead() {
+  const size_t n_bytes = std::max<size_t>(mode_.alignment_bytes, kLeastProbeBytes);
+  const ProbeMemory memory = AllocateProbe(n_bytes, n_bytes);
+  if (memory == nullptr) return NoProbeMemory();
+  KVRUN_ASSIGN_OR_RETURN(const int error, DoOne(IoKind::kRead, {memory.get(), n_bytes}));
+  if (error != 0 && error != ENODATA) return StatusFromErrno(error, "a first read failed");
   counters_ = {};
   return Status::Ok();
 }

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "platform/base/status.h"
+#include "platform/io/backing_file.h"
 #include "platform/io/block_file.h"
-#include "platform/io/nameless_file.h"
 #include "platform/io/transfer.h"
 
 namespace kvrun {
@@ -28,9 +28,11 @@ class QueuedFile : public BlockFile {
 
   // Writes and reads a block through the back end, and leaves no trace. Run once, before the file is used.
   Status Probe();
+  // The same of a file that is not to be written to: reads its first block, if it has one.
+  Status ProbeRead();
 
  protected:
-  QueuedFile(std::shared_ptr<NamelessFile> file, IoBackend backend, uint32_t queue_depth);
+  QueuedFile(std::shared_ptr<BackingFile> file, IoBackend backend, uint32_t queue_depth);
   // Waits for what is in flight. Every back end's destructor calls it first.
   void Drain();
 
@@ -47,12 +49,14 @@ class QueuedFile : public BlockFile {
   void AddNote(std::string note) { mode_.notes.push_back(std::move(note)); }
 
  private:
+  // Alone. Answers the request's error number.
+  Result<int> DoOne(IoKind kind, std::span<std::byte> bytes);
   void Finish(uint64_t tag, int error_number);
   void Count(const IoRequest& request);
   // The first failure of the back end stays: nothing is handed to it any more.
   Status Keep(Status status);
 
-  std::shared_ptr<NamelessFile> file_;
+  std::shared_ptr<BackingFile> file_;
   IoMode mode_;
   IoCounters counters_;
   std::vector<Transfer> transfers_;
@@ -65,9 +69,9 @@ class QueuedFile : public BlockFile {
 };
 
 // A file is shared so that the next back end can have it where one cannot be used.
-Result<std::unique_ptr<QueuedFile>> MakeIoUringFile(std::shared_ptr<NamelessFile> file, uint32_t queue_depth);
-Result<std::unique_ptr<QueuedFile>> MakeAioFile(std::shared_ptr<NamelessFile> file, uint32_t queue_depth);
-Result<std::unique_ptr<QueuedFile>> MakeThreadPoolFile(std::shared_ptr<NamelessFile> file,
+Result<std::unique_ptr<QueuedFile>> MakeIoUringFile(std::shared_ptr<BackingFile> file, uint32_t queue_depth);
+Result<std::unique_ptr<QueuedFile>> MakeAioFile(std::shared_ptr<BackingFile> file, uint32_t queue_depth);
+Result<std::unique_ptr<QueuedFile>> MakeThreadPoolFile(std::shared_ptr<BackingFile> file,
                                                        uint32_t queue_depth);
 
 uint32_t ThreadPoolSize(uint32_t queue_depth);

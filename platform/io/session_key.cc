@@ -21,6 +21,7 @@
 #include <utility>
 
 #include "platform/io/folder.h"
+#include "platform/io/own_file.h"
 #include "platform/io/seal.h"
 #include "platform/io/unique_fd.h"
 
@@ -55,10 +56,10 @@ struct OpenFile {
   struct stat facts {};
 };
 
-// kNotFound where it is not there. A pipe without a writer is not waited for.
+// kNotFound where it is not there.
 Result<OpenFile> Open(const std::string& path) {
   OpenFile file;
-  file.fd = UniqueFd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY));
+  file.fd = UniqueFd(open(path.c_str(), O_RDONLY | kOwnFileFlags));
   if (!file.fd.valid() && errno == ELOOP)
     return Wrong(path, "it is a symbolic link: name the file that it leads to");
   if (!file.fd.valid() && errno == ENOENT)
@@ -66,21 +67,16 @@ Result<OpenFile> Open(const std::string& path) {
   if (!file.fd.valid()) return StatusFromErrno(errno, "cannot open the key file " + path);
   if (fstat(file.fd.get(), &file.facts) != 0)
     return StatusFromErrno(errno, "cannot look at the key file " + path);
+  const std::string_view other = OtherThanOwnFile(file.facts);
+  if (other.empty()) return file;
   if (!S_ISREG(file.facts.st_mode)) {
-    const mode_t mode = file.facts.st_mode;
-    return Wrong(path, fmt::format("it is not a regular file but {}: name a file that holds {}",
-                                   S_ISDIR(mode)    ? "a folder"
-                                   : S_ISFIFO(mode) ? "a pipe"
-                                                    : "a device",
-                                   kWhatItHolds));
+    return Wrong(
+        path, fmt::format("it is not a regular file but {}: name a file that holds {}", other, kWhatItHolds));
   }
-  if (file.facts.st_uid != geteuid()) {
-    return Wrong(path,
-                 fmt::format("it belongs to user {}, and kvrun runs as user {}: make a copy of your own, and "
-                             "`chmod 600` it",
-                             file.facts.st_uid, geteuid()));
-  }
-  return file;
+  return Wrong(path,
+               fmt::format("it belongs to user {}, and kvrun runs as user {}: make a copy of your own, and "
+                           "`chmod 600` it",
+                           file.facts.st_uid, geteuid()));
 }
 
 Status CheckMode(const std::string& path, const struct stat& facts) {
@@ -138,21 +134,6 @@ int WriteAll(int fd, std::span<const std::byte> bytes) {
   return fsync(fd) == 0 ? 0 : errno;
 }
 
-std::string FolderOf(const std::string& path) {
-  const size_t slash = path.rfind('/');
-  if (slash == std::string::npos) return ".";
-  const size_t end = path.find_last_not_of('/', slash);
-  return end == std::string::npos ? "/" : path.substr(0, end + 1);
-}
-
-// So that names that came or went in it are on disk. Answers 0, or an errno.
-int SyncFolder(const std::string& folder) {
-  const UniqueFd fd(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  // A folder that may be written to and not read, and file systems that know no such call.
-  if (!fd.valid()) return errno == EACCES ? 0 : errno;
-  return fsync(fd.get()) == 0 || errno == EINVAL ? 0 : errno;
-}
-
 // Renames it, unless the other name is taken (EEXIST). Answers 0, or an errno.
 int RenameToFree(const std::string& from, const std::string& to) {
   if (syscall(SYS_renameat2, AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), kNoReplace) == 0) return 0;
@@ -197,7 +178,7 @@ Status MakeKeyFile(const std::string& path) {
 // Open for writing, though its owner may not write to it.
 Result<UniqueFd> OpenToWrite(const std::string& path, const OpenFile& file) {
   if ((file.facts.st_mode & S_IWUSR) == 0) (void)fchmod(file.fd.get(), 0600);
-  UniqueFd fd(open(path.c_str(), O_WRONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY));
+  UniqueFd fd(open(path.c_str(), O_WRONLY | kOwnFileFlags));
   if (!fd.valid()) return StatusFromErrno(errno, "cannot overwrite the key file " + path);
   struct stat facts {};
   if (fstat(fd.get(), &facts) != 0 || facts.st_dev != file.facts.st_dev || facts.st_ino != file.facts.st_ino)

@@ -42,7 +42,7 @@ class Ring {
 
 class ThreadPoolFile final : public QueuedFile {
  public:
-  ThreadPoolFile(std::shared_ptr<NamelessFile> file, uint32_t queue_depth)
+  ThreadPoolFile(std::shared_ptr<BackingFile> file, uint32_t queue_depth)
       : QueuedFile(std::move(file), IoBackend::kThreads, queue_depth),
         started_(queue_depth),
         work_(queue_depth),
@@ -147,7 +147,7 @@ class ThreadPoolFile final : public QueuedFile {
 
 uint32_t ThreadPoolSize(uint32_t queue_depth) { return std::min(queue_depth, kMaxThreads); }
 
-Result<std::unique_ptr<QueuedFile>> MakeThreadPoolFile(std::shared_ptr<NamelessFile> file,
+Result<std::unique_ptr<QueuedFile>> MakeThreadPoolFile(std::shared_ptr<BackingFile> file,
                                                        uint32_t queue_depth) {
   auto made = std::make_unique<ThreadPoolFile>(std::move(file), queue_depth);
   KVRUN_RETURN_IF_ERROR(made->Open());

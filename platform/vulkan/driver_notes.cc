@@ -26,6 +26,7 @@
 #include "platform/base/units.h"
 #include "platform/io/folder.h"
 #include "platform/io/input_file.h"
+#include "platform/io/own_file.h"
 #include "platform/io/replace_file.h"
 
 namespace kvrun {
@@ -137,11 +138,6 @@ Status WriteNote(int fd, const std::string& text, NoteKind kind) {
   }
   if (kind != NoteKind::kUse && fsync(fd) != 0) return StatusFromErrno(errno, "cannot write the note");
   return Status::Ok();
-}
-
-void SyncFolder(const std::string& folder) {
-  const UniqueFd file(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (file.valid()) (void)fsync(file.get());
 }
 
 }  // namespace
@@ -266,7 +262,7 @@ TrialNote DriverNotes::Begin(const DriverFile& driver, NoteKind kind, const std:
     unlink(temporary.c_str());
     return {};
   }
-  if (kind != NoteKind::kUse) SyncFolder(*folder_);
+  if (kind != NoteKind::kUse) (void)SyncFolder(*folder_);
   return {path, std::move(file), limit_s};
 }
 

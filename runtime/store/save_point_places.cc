@@ -115,7 +115,7 @@ void SavePointPlaces::Show() {
 void SavePointPlaces::EndSave(const VisitRun& visit) {
   for (uint32_t unit = 0; unit < n_units(); ++unit) {
     const uint32_t place = PlaceOf(unit);
-    if (IsThere(unit) || place == kNone || (FlagsOf(place) & kShown) != 0) continue;
+    if (IsThere(unit) || place == kNone) continue;
     uint8_t& flags = FlagsOf(place);
     flags = static_cast<uint8_t>((flags & ~kTaken) | kHeld);  // as of a save point before
     if (place != unit) moved_.At(unit) = 0;

@@ -3,14 +3,13 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
-#include <sys/sysmacros.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
-#include <fstream>
 #include <random>
+
+#include "platform/io/own_file.h"
 
 namespace kvrun {
 namespace {
@@ -56,21 +55,7 @@ int StateFileIo::Rename(int folder, const char* from, const char* to) {
 }
 int StateFileIo::Remove(int folder, const char* name) { return ::unlinkat(folder, name, 0); }
 int StateFileIo::Lock(int fd) { return ::flock(fd, LOCK_EX | LOCK_NB); }
-// "1: FLOCK  ADVISORY  WRITE 812 08:01:393301 0 EOF": a process, a device in hexadecimal digits, a file.
-pid_t StateFileIo::LockHolder(const struct stat& facts) {
-  std::ifstream lines("/proc/locks");
-  for (std::string line; std::getline(lines, line);) {
-    int holder = 0;
-    unsigned device[2] = {};
-    unsigned long long inode = 0;
-    if (std::sscanf(line.c_str(), "%*s FLOCK %*s WRITE %d %x:%x:%llu", &holder, &device[0], &device[1],
-                    &inode) == 4 &&
-        makedev(device[0], device[1]) == facts.st_dev && inode == facts.st_ino && holder > 0) {
-      return holder;
-    }
-  }
-  return 0;
-}
+pid_t StateFileIo::LockHolder(const struct stat& facts) { return kvrun::LockHolder(facts); }
 uint64_t StateFileIo::NewFileId() {
   std::random_device random;
   return uint64_t{random()} << 32 | random();

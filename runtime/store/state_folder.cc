@@ -8,6 +8,8 @@
 #include <string_view>
 #include <utility>
 
+#include "platform/io/own_file.h"
+
 namespace kvrun {
 namespace {
 
@@ -20,12 +22,8 @@ Status NotAStateFile(const std::string& path, std::string_view what) {
 }
 
 Status CheckFacts(const std::string& path, const struct stat& facts) {
-  if (S_ISLNK(facts.st_mode)) return NotAStateFile(path, "a symbolic link");
-  if (S_ISDIR(facts.st_mode)) return NotAStateFile(path, "a folder");
-  if (S_ISFIFO(facts.st_mode)) return NotAStateFile(path, "a pipe");
-  if (!S_ISREG(facts.st_mode)) return NotAStateFile(path, "a device or a socket");
-  if (facts.st_uid != geteuid()) return NotAStateFile(path, "another user's");
-  return Status::Ok();
+  const std::string_view other = OtherThanOwnFile(facts);
+  return other.empty() ? Status::Ok() : NotAStateFile(path, other);
 }
 
 Status CheckPath(const std::string& path) {
@@ -63,8 +61,7 @@ Result<StateFolder> StateFolder::Unopened(StateFileIo& io, const std::string& pa
 int StateFolder::at() const { return folder_.valid() ? folder_.fd() : AT_FDCWD; }
 
 Result<StateHandle> StateFolder::OpenFile(int access) const {
-  // A pipe without a writer would block open() before it can be refused.
-  const int flags = access | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
+  const int flags = access | kOwnFileFlags;
   StateHandle file(*io_, path_, Uninterrupted([&] { return io_->Open(at(), name_.c_str(), flags, 0); }));
   if (!file.valid()) {
     const int error_number = errno;
@@ -119,7 +116,7 @@ Result<StateHandle> StateFolder::MakeBeside() const {
 
 Status StateFolder::RemoveLeftBeside() const {
   const std::string beside = StateFileBeside(name_);
-  const int flags = O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
+  const int flags = O_RDWR | kOwnFileFlags;
   StateHandle left(*io_, path_, Uninterrupted([&] { return io_->Open(at(), beside.c_str(), flags, 0); }));
   if (left.valid()) {
     KVRUN_RETURN_IF_ERROR(Lock(left));
@@ -174,14 +171,11 @@ Status StateFolder::Lock(const StateHandle& file) const {
     const bool is_known = Uninterrupted([&] { return io_->Stat(file.fd(), &facts); }) == 0;
     return IsInUse(is_known ? &facts : nullptr);
   }
-  const bool cannot_lock = error_number == ENOLCK || error_number == EOPNOTSUPP || error_number == ENOSYS ||
-                           error_number == EINVAL;
-  return cannot_lock ? Status::Ok() : CannotSaveState(error_number, path_);
+  return CannotLock(error_number) ? Status::Ok() : CannotSaveState(error_number, path_);
 }
 
 Status StateFolder::IsInUse(const struct stat* facts) const {
-  const pid_t holder = facts != nullptr ? io_->LockHolder(*facts) : 0;
-  const std::string process = holder > 0 ? fmt::format("process {}", holder) : "another process";
+  const std::string process = ProcessInWords(facts != nullptr ? io_->LockHolder(*facts) : 0);
   return {StatusCode::kInvalidArgument,
           fmt::format("the session's file {} is in use: {} has it open to save to it: end that, or name "
                       "another file",

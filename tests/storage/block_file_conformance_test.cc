@@ -76,7 +76,7 @@ TEST_P(BlockFileConformance, SaysWhatIsInEffect) {
   EXPECT_EQ(mode.backend, GetParam().backend);
   EXPECT_EQ(mode.direct, GetParam().direct == DirectIo::kOn);
   EXPECT_EQ(mode.queue_depth, kQueueDepth);
-  if (!GetParam().keeps) EXPECT_EQ(mode.alignment_bytes == 1, !mode.direct);
+  EXPECT_EQ(mode.alignment_bytes == 1, !mode.direct && !GetParam().keeps);
   EXPECT_LE(mode.alignment_bytes, kBlock);
   EXPECT_EQ(file_->counters().reads, 0U);
   EXPECT_EQ(file_->counters().writes, 0U);
