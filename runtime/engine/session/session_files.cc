@@ -1,6 +1,9 @@
 #include "runtime/engine/session/session_files.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cstddef>
 #include <span>
 #include <utility>
@@ -20,6 +23,15 @@ Status VisitIdentity(StateVisitor& visitor, std::string* text) {
   KVRUN_RETURN_IF_ERROR(visitor.Vector(kIdentityKey, &bytes, kMostIdentityBytes));
   text->assign(bytes.begin(), bytes.end());
   return Status::Ok();
+}
+
+// What a session that was never saved, or is of no use any more, has left. Not where another process has it,
+// or where it is no file of this user's own.
+Status RemoveLeft(const std::string& path, const BlockFileOptions& options) {
+  const Result<std::unique_ptr<BlockFile>> left = OpenNamedBlockFile(path, NamedFileUse::kWrite, options);
+  if (left.status().code() == StatusCode::kNotFound) return Status::Ok();
+  KVRUN_RETURN_IF_ERROR(left.status());
+  return unlink(path.c_str()) == 0 ? Status::Ok() : StatusFromErrno(errno, "cannot remove " + path);
 }
 
 }  // namespace
@@ -69,9 +81,13 @@ std::string SessionFiles::NameOf(Kind kind) const {
 Result<std::unique_ptr<BlockFile>> SessionFiles::Make(Kind kind, const BlockFileOptions& options,
                                                       const SizeFn& size) {
   const bool is_there = identity_.has_value();
-  KVRUN_ASSIGN_OR_RETURN(
-      std::unique_ptr<BlockFile> file,
-      OpenNamedBlockFile(NameOf(kind), is_there ? NamedFileUse::kOpen : NamedFileUse::kReplace, options));
+  if (!is_there) KVRUN_RETURN_IF_ERROR(RemoveLeft(NameOf(kind), options));
+  Result<std::unique_ptr<BlockFile>> opened =
+      OpenNamedBlockFile(NameOf(kind), is_there ? NamedFileUse::kWrite : NamedFileUse::kCreate, options);
+  if (opened.status().code() == StatusCode::kNotFound) {
+    return Status(StatusCode::kCorrupt, opened.status().message());
+  }
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file, std::move(opened));
   IoMode mode = file->mode();
   mode.alignment_bytes = std::max(mode.alignment_bytes, SavePointFile::kAlignmentBytes);
   const KvFileSize of_file = size(mode);
