@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
+#include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
@@ -33,6 +35,9 @@ struct kvrun_session {
   std::vector<Sequence> sequences;
   uint64_t prefill_tokens = 0;
   uint64_t decode_tokens = 0;
+  uint64_t cached_tokens = 0;
+  std::string path;  // where it is kept: a file of JSON; empty: nowhere
+  std::string note;
 
   void Pause() const {
     if (engine->model->Is("slow")) std::this_thread::sleep_for(std::chrono::milliseconds(20));
@@ -58,6 +63,12 @@ kvrun_status kvrun_session_create(kvrun_engine* engine, const kvrun_session_opti
   if (kv.contains("dir") && kv.at("dir") == "/full") return Fail(KVRUN_IO_ERROR, "/full: no space");
   *session = new kvrun_session{engine, *options, kvrun::fake::ReadKvOptions(*options),
                                std::vector<Sequence>(options->n_sequences)};
+  if (options->session != nullptr) (*session)->path = options->session;
+  if (std::ifstream file((*session)->path); file) {
+    const nlohmann::json kept = nlohmann::json::parse(file);
+    (*session)->sequences[0].tokens = kept["tokens"].get<std::vector<int32_t>>();
+    (*session)->note = kept["note"];
+  }
   if (options->n_ctx == 0) (*session)->options.n_ctx = kvrun_model_context_train(engine->model);
   return KVRUN_OK;
 }
@@ -65,6 +76,66 @@ void kvrun_session_destroy(kvrun_session* session) { delete session; }
 uint32_t kvrun_session_context(const kvrun_session* session) { return session->options.n_ctx; }
 uint32_t kvrun_session_length(const kvrun_session* session, uint32_t sequence) {
   return static_cast<uint32_t>(session->sequences[sequence].tokens.size());
+}
+
+kvrun_status kvrun_session_save(kvrun_session* session) {
+  if (session->path.empty()) return Fail(KVRUN_INVALID_ARGUMENT, "it is not kept");
+  std::vector<int32_t> tokens = session->sequences[0].tokens;
+  if (session->sequences[0].pending >= 0) tokens.push_back(session->sequences[0].pending);
+  std::ofstream(session->path) << nlohmann::json{{"tokens", tokens}, {"note", session->note}};
+  return KVRUN_OK;
+}
+int kvrun_session_is_kept(const kvrun_session* session) { return session->path.empty() ? 0 : 1; }
+size_t kvrun_session_tokens(const kvrun_session* session, uint32_t sequence, int32_t* ids, size_t room) {
+  const std::vector<int32_t>& tokens = session->sequences[sequence].tokens;
+  std::copy_n(tokens.begin(), std::min(room, tokens.size()), ids);
+  return tokens.size();
+}
+kvrun_status kvrun_session_set_note(kvrun_session* session, const char* note, size_t size) {
+  session->note.assign(note, size);
+  return KVRUN_OK;
+}
+kvrun_status kvrun_session_note(const kvrun_session* session, char** note) {
+  return HandOut(session->note, note);
+}
+
+namespace {
+
+nlohmann::json FakeInfo(const std::string& name) {
+  return {{"name", name},
+          {"path", "/state/" + name + ".session"},
+          {"model", "Toy"},
+          {"fingerprint", "00"},
+          {"method", name == "broken" ? nlohmann::json() : nlohmann::json("kvswap")},
+          {"tokens", {7639}},
+          {"context", 8192},
+          {"words", "Once upon a time"},
+          {"bytes", uint64_t{3} << 30},
+          {"used", 1000000000},
+          {"options", {{"budget", "1/13"}}},
+          {"form", {{"method", "kvswap"}}},
+          {"trouble", name == "broken" ? nlohmann::json("its end is missing") : nlohmann::json()}};
+}
+
+}  // namespace
+
+kvrun_status kvrun_sessions_json(const char*, char** json) {
+  nlohmann::json sessions = nlohmann::json::array();
+  if (std::getenv("FAKE_NO_SESSIONS") == nullptr)
+    sessions = {FakeInfo("new"), FakeInfo("old"), FakeInfo("broken")};
+  return HandOut(sessions.dump(), json);
+}
+kvrun_status kvrun_session_info_json(const char* session, char** json) {
+  if (std::string(session) == "nope") return Fail(KVRUN_NOT_FOUND, "there is no session nope");
+  return HandOut(FakeInfo(session).dump(), json);
+}
+kvrun_status kvrun_session_remove(const char* session) {
+  if (std::string(session).find("broken") != std::string::npos)
+    return Fail(KVRUN_INVALID_ARGUMENT, "process 7 has it");
+  return std::string(session) == "nope" ? Fail(KVRUN_NOT_FOUND, "there is no session nope") : KVRUN_OK;
+}
+kvrun_status kvrun_session_copy(const char*, const char* to) {
+  return std::string(to) == "old" ? Fail(KVRUN_INVALID_ARGUMENT, "old is there already") : KVRUN_OK;
 }
 
 kvrun_status kvrun_session_truncate(kvrun_session* session, uint32_t sequence, uint32_t length) {
@@ -85,6 +156,7 @@ kvrun_status kvrun_session_feed(kvrun_session* session, uint32_t sequence, const
   }
   if (extra != 0) target.tokens.push_back(target.pending);
   target.pending = -1;
+  session->cached_tokens += target.tokens.size();
   for (size_t i = 0; i < count; ++i) {
     session->Pause();
     target.tokens.push_back(ids[i]);
@@ -237,6 +309,7 @@ kvrun_status kvrun_session_stats_json(const kvrun_session* session, char** json)
   const auto kv_type = session->kv.find("type");
   const bool is_f32 = kv_type != session->kv.end() && kv_type->second == "f32";
   nlohmann::json stats = {
+      {"cached_tokens", session->cached_tokens},
       {"prefill_tokens", session->prefill_tokens},
       {"prefill_tps", 100.0},
       {"answer_tokens", session->decode_tokens},

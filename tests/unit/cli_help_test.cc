@@ -32,8 +32,9 @@ size_t Count(const std::string& text, const std::string& part) {
   return n;
 }
 
-const std::vector<std::string> kRunCommands = {"run",   "chat", "tokenize", "render", "logits",    "eval",
-                                               "bench", "info", "devices",  "doctor", "completion"};
+const std::vector<std::string> kRunCommands = {"run",      "chat",    "tokenize", "render",
+                                               "logits",   "eval",    "bench",    "info",
+                                               "sessions", "devices", "doctor",   "completion"};
 const std::vector<std::string> kAdaptCommands = {"calibrate", "probe",  "tune",
                                                  "inspect",   "verify", "completion"};
 

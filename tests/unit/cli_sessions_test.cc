@@ -1,0 +1,115 @@
+// --session of kvrun run and chat, and kvrun sessions, over the toy library.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/support/cli_fixture.h"
+
+namespace kvrun {
+namespace {
+
+using testing::Cli;
+using testing::Contains;
+using testing::Json;
+
+namespace cli_sessions {
+
+class CliSessions : public ::testing::Test {
+ protected:
+  std::string SessionPath() const { return folder_.Path("one.session"); }
+  ProgramResult Run(const std::string& prompt, std::vector<std::string> more = {}) const {
+    std::vector<std::string> arguments = {"run", "-m", "toy.gguf", "-p", prompt, "--session", SessionPath()};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return Cli(arguments);
+  }
+  ProgramResult Chat(const std::string& typed, std::vector<std::string> more = {}) const {
+    std::vector<std::string> arguments = {"chat",   "-m", "transcript.gguf", "--session", SessionPath(),
+                                          "--temp", "0"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return Cli(arguments, {.environment = {}, .stdin_text = typed, .stdout_path = ""});
+  }
+
+  TemporaryFolder folder_;
+};
+
+TEST_F(CliSessions, RunReadsWhatIsNewAlone) {
+  const Json first = Json::parse(Run("a long text", {"--json"}).out);
+  EXPECT_EQ(first["cached_tokens"], 0);
+  const Json again = Json::parse(Run("a long text, and more", {"--json"}).out);
+  EXPECT_EQ(again["prompt_tokens"], first["prompt_tokens"].get<int>() + 10);
+  EXPECT_EQ(again["cached_tokens"], first["prompt_tokens"]);
+  EXPECT_EQ(again["prefill_tokens"], 10);
+  // An edited middle costs what follows the edit; the same text its last token.
+  EXPECT_EQ(Json::parse(Run("a long test, and more", {"--json"}).out)["prefill_tokens"], 11);
+  EXPECT_EQ(Json::parse(Run("a long test, and more", {"--json"}).out)["prefill_tokens"], 1);
+  EXPECT_PRED2(Contains, Run("a long test, and more!").err, "after 22 that were there");
+}
+
+TEST_F(CliSessions, RunSaysWhatDoesNotGoWithIt) {
+  const ProgramResult batch = Cli({"run", "-m", "toy.gguf", "--session", "x", "--batch", "lines"});
+  EXPECT_EQ(batch.exit_code, 2);
+  EXPECT_PRED2(Contains, batch.err, "--session keeps one text");
+  EXPECT_EQ(Cli({"run", "-m", "toy.gguf", "-p", "x", "--session", ""}).exit_code, 2);
+}
+
+TEST_F(CliSessions, ChatGoesOnWhereItWas) {
+  const ProgramResult once = Chat("one\ntwo\nthree\n");
+  const ProgramResult first = Chat("one\ntwo\n");
+  EXPECT_FALSE(Contains(first.err, "goes on"));
+  const ProgramResult second = Chat("three\n");
+  EXPECT_PRED2(Contains, second.err, "the conversation goes on after 2 messages");
+  // As if it had not ended, the answer has the whole context in it.
+  EXPECT_EQ(second.out, once.out.substr(once.out.size() - second.out.size()));
+  EXPECT_EQ(first.out + second.out, once.out);
+}
+
+TEST_F(CliSessions, ChatDoesNotReadADocumentTwice) {
+  const std::string document = folder_.Write("report.txt", "The report.");
+  Chat("what is it?\n", {"-f", document});
+  const ProgramResult again = Chat("and then?\n", {"-f", document});
+  const size_t at = again.out.find("The report.");
+  ASSERT_NE(at, again.out.npos);
+  EXPECT_EQ(again.out.find("The report.", at + 1), again.out.npos) << again.out;
+  // Another one is a part of the next message.
+  const std::string other = folder_.Write("other.txt", "Something else.");
+  EXPECT_PRED2(Contains, Chat("and this?\n", {"-f", other}).out, "Something else.");
+}
+
+TEST_F(CliSessions, ResetForgetsWhatIsKept) {
+  Chat("one\n/reset\n");
+  EXPECT_FALSE(Contains(Chat("two\n").err, "goes on"));
+}
+
+TEST(CliSessionsCommand, ListsAndShows) {
+  const ProgramResult list = Cli({"sessions"});
+  EXPECT_EQ(list.exit_code, 0) << list.err;
+  EXPECT_PRED2(Contains, list.out, "new\n  7639 tokens, 3.0 GiB, kvswap, last used 2001-09-0");
+  EXPECT_PRED2(Contains, list.out, "Toy: Once upon a time");
+  EXPECT_PRED2(Contains, list.out, "cannot be opened: its end is missing");
+  EXPECT_EQ(Json::parse(Cli({"sessions", "--json"}).out).size(), 3U);
+  EXPECT_PRED2(Contains, Cli({"sessions"}, {{"FAKE_NO_SESSIONS=1"}, "", ""}).err, "no sessions are kept");
+  EXPECT_PRED2(Contains, Cli({"sessions", "--show", "old"}).out, "budget");
+  EXPECT_EQ(Cli({"sessions", "--show", "nope"}).exit_code, 1);
+}
+
+TEST(CliSessionsCommand, RemovesCopiesAndPrunes) {
+  EXPECT_PRED2(Contains, Cli({"sessions", "--remove", "old"}).err, "removed the session old");
+  EXPECT_EQ(Cli({"sessions", "--remove", "nope"}).exit_code, 1);
+  EXPECT_EQ(Cli({"sessions", "--copy", "new", "--to", "newer"}).exit_code, 0);
+  EXPECT_EQ(Cli({"sessions", "--copy", "new", "--to", "old"}).exit_code, 1);
+  EXPECT_EQ(Cli({"sessions", "--copy", "new"}).exit_code, 2);
+  // Three of 3 GiB, the last used first; the last one is in use.
+  const ProgramResult pruned = Cli({"sessions", "--prune", "5G"});
+  EXPECT_EQ(pruned.exit_code, 0) << pruned.err;
+  EXPECT_FALSE(Contains(pruned.err, "session new"));
+  EXPECT_PRED2(Contains, pruned.err, "removed the session old");
+  EXPECT_PRED2(Contains, pruned.err, "broken stays: process 7 has it");
+  for (const char* wrong : {"5X", "", "-1", "G", "1e400"}) {
+    EXPECT_EQ(Cli({"sessions", "--prune", wrong}).exit_code, 2) << wrong;
+  }
+}
+
+}  // namespace cli_sessions
+}  // namespace
+}  // namespace kvrun
