@@ -16,10 +16,10 @@
 namespace kvrun::testing {
 namespace {
 
-constexpr char kStateName[] = "s";
+constexpr char kHistoryName[] = "s";
 constexpr StateKey kSaveNumber{StatePart::kIdentity, 0};
-constexpr uint32_t kUnits = 24;
-constexpr uint32_t kDepth = 4;
+constexpr uint32_t kHistoryUnits = 24;
+constexpr uint32_t kHistoryDepth = 4;
 
 // Which version each unit holds; nothing: it is not there.
 using Versions = std::vector<std::optional<uint64_t>>;
@@ -62,18 +62,18 @@ class SavePointHistory {
   }
 
   bool Open() {
-    auto opened = StateFile::Open(kStateName, false, &io_);
+    auto opened = StateFile::Open(kHistoryName, false, &io_);
     const bool is_new = !opened.ok() && opened.status().code() == StatusCode::kNotFound;
     EXPECT_TRUE(opened.ok() || is_new) << opened.status().message();
     EXPECT_TRUE(!is_new || last_committed_ == 0) << "a save was lost";
-    if (is_new) opened = StateFile::Create(kStateName, &io_);
+    if (is_new) opened = StateFile::Create(kHistoryName, &io_);
     if (!opened.ok()) return false;
     state_ = std::move(opened).value();
-    auto made = SavePointFile::Create(std::make_unique<PowerCutFile>(disk_, kDepth),
-                                      uint64_t{kUnits} * kUnitBytes, kUnitBytes);
+    auto made = SavePointFile::Create(std::make_unique<PowerCutFile>(disk_, kHistoryDepth),
+                                      uint64_t{kHistoryUnits} * kUnitBytes, kUnitBytes);
     EXPECT_TRUE(made.ok());
     file_ = std::move(made).value();
-    now_.assign(kUnits, std::nullopt);
+    now_.assign(kHistoryUnits, std::nullopt);
     return is_new || Load();
   }
 
@@ -90,7 +90,7 @@ class SavePointHistory {
     n_under_way_ += number > last_committed_ ? 1 : 0;
     last_committed_ = number;
     now_ = shown_[number];
-    for (uint32_t unit = 0; unit < kUnits; ++unit) {
+    for (uint32_t unit = 0; unit < kHistoryUnits; ++unit) {
       EXPECT_TRUE(!now_[unit] || UnitHolds(*file_, unit, *now_[unit])) << "unit " << unit << " of " << number;
     }
     return true;
@@ -101,8 +101,8 @@ class SavePointHistory {
     uint32_t n;
   };
   Range AnyRange() {
-    const uint32_t first = random_.Below(kUnits);
-    return {first, 1 + random_.Below(std::min(kUnits - first, 7U))};
+    const uint32_t first = random_.Below(kHistoryUnits);
+    return {first, 1 + random_.Below(std::min(kHistoryUnits - first, 7U))};
   }
 
   // Requests that do not meet, through segments that are cut anywhere.
@@ -110,9 +110,9 @@ class SavePointHistory {
     memory_.clear();
     segments_.clear();
     std::vector<IoRequest> requests;
-    uint32_t first = random_.Below(kUnits / 2);
-    for (uint32_t n = 1 + random_.Below(kDepth); n > 0 && first < kUnits; --n) {
-      const uint32_t n_units = 1 + random_.Below(std::min(kUnits - first, 6U));
+    uint32_t first = random_.Below(kHistoryUnits / 2);
+    for (uint32_t n = 1 + random_.Below(kHistoryDepth); n > 0 && first < kHistoryUnits; --n) {
+      const uint32_t n_units = 1 + random_.Below(std::min(kHistoryUnits - first, 6U));
       const size_t n_bytes = size_t{n_units} * kUnitBytes;
       const AlignedMemory& memory = memory_.emplace_back(n_bytes);
       for (uint32_t i = 0; i < n_units; ++i) {
@@ -196,7 +196,7 @@ class SavePointHistory {
   void CheckSpace() {
     const auto n_there = static_cast<uint64_t>(
         std::count_if(now_.begin(), now_.end(), [](const auto& version) { return version.has_value(); }));
-    EXPECT_LE(file_->used_bytes(), (n_there + kUnits) * kUnitBytes);
+    EXPECT_LE(file_->used_bytes(), (n_there + kHistoryUnits) * kUnitBytes);
     EXPECT_GE(file_->used_bytes(), n_there * kUnitBytes);
   }
 
@@ -245,15 +245,15 @@ TEST(SavePointHistories, ShadowsDoNotBecomeMore) {
   PowerCutIo io(1);
   PowerCutDisk disk(2);
   Random random(3);
-  const auto state = StateFile::Create(kStateName, &io).value();
-  const auto file = SavePointFile::Create(std::make_unique<PowerCutFile>(disk, kDepth),
-                                          uint64_t{kUnits} * kUnitBytes, kUnitBytes)
+  const auto state = StateFile::Create(kHistoryName, &io).value();
+  const auto file = SavePointFile::Create(std::make_unique<PowerCutFile>(disk, kHistoryDepth),
+                                          uint64_t{kHistoryUnits} * kUnitBytes, kUnitBytes)
                         .value();
   for (uint64_t version = 1; version < 100; ++version) {
-    for (uint32_t n = 0; n < 20; ++n) ASSERT_EQ(WriteUnit(*file, random.Below(kUnits), version), 0);
+    for (uint32_t n = 0; n < 20; ++n) ASSERT_EQ(WriteUnit(*file, random.Below(kHistoryUnits), version), 0);
     ASSERT_TRUE(SaveTo(*file, *state).ok());
-    ASSERT_LE(disk.bytes().size(), 2 * uint64_t{kUnits} * kUnitBytes);
-    ASSERT_LE(file->used_bytes(), uint64_t{kUnits} * kUnitBytes);
+    ASSERT_LE(disk.bytes().size(), 2 * uint64_t{kHistoryUnits} * kUnitBytes);
+    ASSERT_LE(file->used_bytes(), uint64_t{kHistoryUnits} * kUnitBytes);
   }
 }
 
