@@ -249,6 +249,25 @@ TEST_P(SavedKept, OneThatHasBegunAnewKeepsItsQuotas) {
   ExpectSame(options, history);
 }
 
+// Records of a list that are more than a chunk, aside and on the device.
+TEST_P(SavedKept, ListsOfManyPieces) {
+  constexpr uint32_t kLong = 1400;
+  History history;
+  AddPrompt(history, 0, 1200);
+  AddTokens(history, {0}, 20);
+  const auto pass = New("--kv-type f32", kLong);
+  const auto file = OrDie(StateFile::Create(path_));
+  for (const size_t n_done : {1U, 11U}) {
+    for (size_t i = n_done == 1 ? 0 : 1; i < n_done; ++i) Say(*pass, history.steps[i]);
+    const std::vector<uint32_t> lengths = {static_cast<uint32_t>(1199 + n_done), 0};
+    Save(*file, *pass, lengths);
+    ASSERT_GT(file->SizeOf({StatePart::kKept, kRecords, 0, 0}).value_or(0), kStateChunkBytes);
+    const auto loaded = New("--kv-type f32", kLong);
+    RunOrDie(Load(*file, *loaded, lengths));
+    ExpectSaid(SayAll(*New("--kv-type f32", kLong), history), *loaded, history, n_done);
+  }
+}
+
 // To the window where some was evicted, else to any length.
 TEST_P(SavedKept, ItGoesBackAsFarAsBefore) {
   for (const std::string options : {kFew, ""}) {
