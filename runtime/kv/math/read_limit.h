@@ -30,6 +30,7 @@ class ReadLimit {
   void DropStep();
 
   float threshold(uint32_t stream) const { return streams_[stream].threshold; }
+  void SetThreshold(uint32_t stream, float threshold) { streams_[stream].threshold = threshold; }
 
  private:
   struct Stream {

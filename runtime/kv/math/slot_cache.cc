@@ -309,4 +309,39 @@ void SlotCache::Truncate(uint32_t first) {
     frequency_[i] = 0;
 }
 
+SlotCache::Past SlotCache::past() const {
+  Past past{.step = step_, .slots = std::vector<SlotPast>(n_slots()), .frequency = frequency_};
+  while (!past.frequency.empty() && past.frequency.back() == 0) past.frequency.pop_back();
+  for (uint32_t slot = 0; slot < n_slots(); ++slot) {
+    past.slots[slot] = {.loaded_at = loaded_at_[slot],
+                        .used_at = used_at_[slot],
+                        .touched_at = touched_at_.empty() ? 0 : touched_at_[slot],
+                        .extent = extents_[slot],
+                        .weight = weights_.empty() ? 1 : weights_[slot]};
+  }
+  return past;
+}
+
+bool SlotCache::Resume(const Past& past) {
+  if (past.slots.size() != n_slots() || past.frequency.size() > frequency_.size()) return false;
+  step_ = past.step;
+  std::copy(past.frequency.begin(), past.frequency.end(), frequency_.begin());
+  for (uint32_t slot = 0; slot < n_slots(); ++slot) {
+    const SlotPast& of = past.slots[slot];
+    if (std::max({of.loaded_at, of.used_at, of.touched_at}) > step_) return false;
+    extents_[slot] = of.extent;
+    loaded_at_[slot] = of.loaded_at;
+    used_at_[slot] = of.used_at;
+    if (!touched_at_.empty()) touched_at_[slot] = of.touched_at;
+    if (!weights_.empty()) weights_[slot] = of.weight;
+  }
+  std::sort(by_extent_.begin(), by_extent_.end(), [this](uint32_t a, uint32_t b) {
+    return extents_[a] != extents_[b] ? extents_[a] < extents_[b] : a < b;
+  });
+  const auto twice = std::adjacent_find(by_extent_.begin(), by_extent_.end(), [this](uint32_t a, uint32_t b) {
+    return extents_[a] == extents_[b] && extents_[a] != kNoExtent;
+  });
+  return twice == by_extent_.end();
+}
+
 }  // namespace kvrun

@@ -132,6 +132,23 @@ class SlotCache {
   // The record is no more: its slot, if it has one, is free again. O(n).
   void DropRecord(uint32_t record);
 
+  // --- What it knows of the past, which another cache of this shape and policy goes on by.
+  struct SlotPast {
+    uint64_t loaded_at = 0;
+    uint64_t used_at = 0;
+    uint64_t touched_at = 0;
+    uint32_t extent = kNoExtent;
+    uint32_t weight = 1;
+  };
+  struct Past {
+    uint64_t step = 0;
+    std::vector<SlotPast> slots;
+    std::vector<uint8_t> frequency;  // those at the end that are 0 may be left out
+  };
+  Past past() const;
+  // False where it contradicts itself; then only Clear may be called.
+  bool Resume(const Past& past);
+
   // Forgets extents from `first` on.
   void Truncate(uint32_t first);
   void Clear() { Truncate(0); }

@@ -16,6 +16,7 @@
 #include "runtime/kv/plan/kv_plan.h"
 #include "runtime/kv/plan/kv_step.h"
 #include "runtime/store/record_store.h"
+#include "runtime/store/state_visitor.h"
 
 namespace kvrun {
 
@@ -34,6 +35,10 @@ class LayerServer {
   // The layer's choice is known. After an error the layer's tables name nothing: the device reads them
   // nevertheless.
   Status Serve(uint32_t layer);
+
+  // Saves, loads or counts what decides what later steps attend to, or in which order. In decode, or
+  // `decodes` is false. Loading is when all else is loaded: it reads what lay in slots.
+  virtual Status VisitState(StateVisitor& /*visitor*/, bool /*decodes*/) { return Status::Ok(); }
 
   // What the step's row attended to before its window, of each stream of its sequence. Between the step and
   // the next.

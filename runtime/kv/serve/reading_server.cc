@@ -1,7 +1,10 @@
 #include "runtime/kv/serve/reading_server.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <chrono>
+#include <vector>
 
 namespace kvrun {
 
@@ -199,6 +202,76 @@ std::vector<uint32_t> ReadingServer::LastAttended(const StreamStep& step) const 
   for (const uint32_t slot : cache.planned_slots()) groups.push_back(cache.extent(slot));
   std::sort(groups.begin(), groups.end());
   return groups;
+}
+
+// --- States.
+
+// Where some of what is chosen lies in the pool, or what lies in slots stands in for it, results depend on
+// which groups the slots have.
+Status ReadingServer::VisitState(StateVisitor& visitor, bool decodes) {
+  enum Item : uint16_t { kThresholds = 50 };
+  if (read_limit_) {
+    std::vector<float> thresholds(plan_.n_streams);
+    for (uint32_t i = 0; i < plan_.n_streams; ++i) thresholds[i] = read_limit_->threshold(i);
+    KVRUN_RETURN_IF_ERROR(visitor.Array({StatePart::kStore, kThresholds}, std::span(thresholds)));
+    for (uint32_t i = 0; i < plan_.n_streams; ++i) read_limit_->SetThreshold(i, thresholds[i]);
+    if (!std::all_of(thresholds.begin(), thresholds.end(), [](float value) { return value >= 0.0F; })) {
+      return {StatusCode::kCorrupt, "a threshold of reads is no number, or less than 0"};
+    }
+  }
+  const bool is_told = decodes && (plan_.pool_parts() > 0 || plan_.limits_reads());
+  for (uint32_t layer = 0; layer < stats_.layer_loads.size() && is_told; ++layer) {
+    if (slots_.cache(layer, 0) == nullptr) break;
+    for (uint32_t stream = 0; stream < plan_.n_streams; ++stream) {
+      KVRUN_RETURN_IF_ERROR(VisitCache(visitor, layer, stream));
+    }
+    if (visitor.is_loading()) KVRUN_RETURN_IF_ERROR(Refill(layer));
+  }
+  return Status::Ok();
+}
+
+// Of another number of slots: they are filled anew.
+Status ReadingServer::VisitCache(StateVisitor& visitor, uint32_t layer, uint32_t stream) {
+  enum Item : uint16_t { kStep = 51, kSlots, kFrequency };
+  const auto key = [&](Item item) { return StateKey{StatePart::kStore, item, layer, stream}; };
+  SlotCache& cache = *slots_.cache(layer, stream);
+  SlotCache::Past past = cache.past();
+  KVRUN_RETURN_IF_ERROR(visitor.Value(key(kStep), &past.step));
+  KVRUN_RETURN_IF_ERROR(visitor.Vector(key(kSlots), &past.slots, UINT32_MAX));
+  KVRUN_RETURN_IF_ERROR(visitor.Vector(key(kFrequency), &past.frequency, plan_.n_record_ids()));
+  if (!visitor.is_loading() || past.slots.size() != cache.n_slots()) return Status::Ok();
+  bool fits = cache.Resume(past);
+  const StreamStep step{.layer = layer, .stream = stream};
+  for (const SlotCache::SlotPast& slot : past.slots) {
+    fits = fits && (slot.extent == kNoExtent || IsRecord(step, slot.extent));
+  }
+  if (fits) return Status::Ok();
+  return {StatusCode::kCorrupt,
+          fmt::format("slots of layer {}, stream {} contradict themselves", layer, stream)};
+}
+
+// What the layer's slots hold, as many at once as a step may read, whatever clusters they are of.
+Status ReadingServer::Refill(uint32_t layer) {
+  const uint32_t most = std::max(1U, plan_.n_streams * plan_.choice.n_chosen / plan_.records_per_extent());
+  fetches_.clear();
+  for (uint32_t stream = 0; stream < plan_.n_streams; ++stream) {
+    const SlotCache& cache = *slots_.cache(layer, stream);
+    std::vector<SlotLoad> held;
+    for (uint32_t slot = 0; slot < cache.n_slots(); ++slot) {
+      if (cache.extent(slot) != kNoExtent) held.push_back({cache.extent(slot), slot});
+    }
+    std::sort(held.begin(), held.end(),
+              [](const SlotLoad& a, const SlotLoad& b) { return a.extent < b.extent; });
+    for (const SlotLoad& load : held) {
+      fetches_.push_back({stream, load.extent, slots_.own(layer)->Record(stream, load.slot)});
+      if (fetches_.size() < most) continue;
+      KVRUN_RETURN_IF_ERROR(ReadPlanned(layer));
+      fetches_.clear();
+    }
+  }
+  const Status read = ReadPlanned(layer);
+  fetches_.clear();
+  return read;
 }
 
 }  // namespace kvrun

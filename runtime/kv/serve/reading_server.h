@@ -23,6 +23,7 @@ class ReadingServer : public LayerServer {
 
   void BeginStep(const KvStep& step) override;
   void EndStep() override;
+  Status VisitState(StateVisitor& visitor, bool decodes) override;
   void SetSelector(KvSelector& selector) override { selector_ = &selector; }
   void SetReader(RecordFetcher& reader) override { reader_ = &reader; }
 
@@ -41,6 +42,8 @@ class ReadingServer : public LayerServer {
     return fetches;
   }
   virtual void NoteRead(uint32_t /*layer*/, std::span<const GroupFetch> /*fetches*/) {}
+  // Whether the stream has such a record; any number.
+  virtual bool IsRecord(const StreamStep& step, uint32_t record) = 0;
   // Of a record: its entries that count; what it is in statistics.
   virtual uint32_t CountOf(const StreamStep& step, uint32_t record) const = 0;
   virtual uint64_t SizeOf(const StreamStep& step, uint32_t record) const = 0;
@@ -61,6 +64,8 @@ class ReadingServer : public LayerServer {
   void FetchPlanned(const StreamStep& step, const SlotCache::PlanResult& plan);
   void Count(const StreamStep& step, std::span<const uint32_t> records, const SlotCache::PlanResult& plan);
   Status ReadPlanned(uint32_t layer);
+  Status VisitCache(StateVisitor& visitor, uint32_t layer, uint32_t stream);
+  Status Refill(uint32_t layer);
   void NameBiased(const StreamStep& step, const SlotCache::PlanResult& plan);
 
   AllSelector all_;

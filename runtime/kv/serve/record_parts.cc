@@ -70,7 +70,7 @@ Status RecordParts::BeginChoosing() {
 }
 
 Status RecordParts::VisitState(StateVisitor& visitor) {
-  enum Item : uint16_t { kHasStaticShare = 50 };
+  enum Item : uint16_t { kHasStaticShare = 50, kDecodes };
   if (!visitor.is_loading()) KVRUN_RETURN_IF_ERROR(FlushStores());
   KVRUN_RETURN_IF_ERROR(ledger->VisitState(visitor));
   std::vector<uint32_t> lengths(plan.n_sequences);
@@ -84,7 +84,11 @@ Status RecordParts::VisitState(StateVisitor& visitor) {
   if (stores.groups != nullptr) KVRUN_RETURN_IF_ERROR(stores.groups->VisitState(visitor, plan.n_groups()));
   if (stores.clusters != nullptr) KVRUN_RETURN_IF_ERROR(stores.clusters->VisitState(visitor));
   if (stores.rows != nullptr) KVRUN_RETURN_IF_ERROR(stores.rows->VisitState(visitor));
-  return family.in_memory != nullptr ? VisitSlots(visitor, lengths) : Status::Ok();
+  if (family.in_memory != nullptr) return VisitSlots(visitor, lengths);
+  std::vector<bool> decodes{in_decode()};
+  KVRUN_RETURN_IF_ERROR(visitor.Flags({StatePart::kLedger, kDecodes}, &decodes));
+  if (visitor.is_loading() && decodes[0]) KVRUN_RETURN_IF_ERROR(BeginDecode());
+  return server->VisitState(visitor, decodes[0]);
 }
 
 Status RecordParts::FlushStores() {
