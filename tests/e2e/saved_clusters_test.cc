@@ -289,6 +289,11 @@ INSTANTIATE_TEST_SUITE_P(
         SavedCase{"static_int4_rows",
                   "--kv-select 40 --kv-type int4 --kv-cluster 8 --kv-update static "
                   "--kv-representatives flash"},
+        // Some of what is chosen has no slot: in which order entries are added up depends on which.
+        SavedCase{"reuse", "--kv-select 40 --kv-type f16 --kv-cluster 8 --kv-reuse 3"},
+        SavedCase{"reuse_rows",
+                  "--kv-select 40 --kv-type int4 --kv-cluster 4 --kv-update static "
+                  "--kv-representatives flash --kv-reuse 5"},
         SavedCase{"sequence_f16", "--kv-select 40 --kv-type f16 --kv-cluster 8 --kv-layout sequence", 1},
         SavedCase{"sequence_local_rows",
                   "--kv-select 48 --kv-type int8 --kv-cluster 8 --kv-layout sequence "

@@ -310,14 +310,14 @@ void SlotCache::Truncate(uint32_t first) {
 }
 
 SlotCache::Memory SlotCache::Remember() const {
-  return {step_, extents_, by_extent_, loaded_at_, used_at_, frequency_};
+  return {step_, extents_, by_extent_, loaded_at_, used_at_, frequency_, weights_, touched_at_};
 }
 
 bool SlotCache::Recall(const Memory& memory) {
   const size_t n = extents_.size();
-  if (policy_->goes_by_changes || memory.extents.size() != n || memory.by_extent.size() != n ||
-      memory.loaded_at.size() != n || memory.used_at.size() != n ||
-      memory.frequency.size() != frequency_.size()) {
+  if (memory.extents.size() != n || memory.by_extent.size() != n || memory.loaded_at.size() != n ||
+      memory.used_at.size() != n || memory.frequency.size() != frequency_.size() ||
+      memory.weights.size() != weights_.size() || memory.touched_at.size() != touched_at_.size()) {
     return false;
   }
   std::vector<bool> is_named(n);
@@ -328,7 +328,9 @@ bool SlotCache::Recall(const Memory& memory) {
     const uint32_t before = i == 0 ? 0 : memory.extents[memory.by_extent[i - 1]];
     const uint32_t extent = memory.extents[slot];
     const bool ascends = i == 0 || extent > before || (extent == kNoExtent && before == kNoExtent);
-    if (!ascends || memory.used_at[slot] > memory.step || memory.loaded_at[slot] > memory.step) return false;
+    const uint64_t touched_at = touched_at_.empty() ? 0 : memory.touched_at[slot];
+    if (!ascends || std::max({memory.used_at[slot], memory.loaded_at[slot], touched_at}) > memory.step)
+      return false;
   }
   step_ = memory.step;
   extents_ = memory.extents;
@@ -336,6 +338,8 @@ bool SlotCache::Recall(const Memory& memory) {
   loaded_at_ = memory.loaded_at;
   used_at_ = memory.used_at;
   frequency_ = memory.frequency;
+  weights_ = memory.weights;
+  touched_at_ = memory.touched_at;
   return true;
 }
 

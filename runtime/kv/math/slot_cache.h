@@ -140,10 +140,12 @@ class SlotCache {
     std::vector<uint64_t> loaded_at;
     std::vector<uint64_t> used_at;
     std::vector<uint8_t> frequency;
+    std::vector<uint32_t> weights;
+    std::vector<uint64_t> touched_at;
   };
   Memory Remember() const;
   // All that it holds is to be loaded into its slots. False: it is of a cache of another shape, or
-  // contradicts itself, and nothing is done. Not where the policy goes by changes.
+  // contradicts itself, and nothing is done.
   bool Recall(const Memory& memory);
 
   // Forgets extents from `first` on.

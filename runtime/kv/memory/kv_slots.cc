@@ -84,14 +84,11 @@ Status KvSlots::Make() {
   return made;
 }
 
-Status KvSlots::FindPolicy() {
-  if (plan_.slots.policy.empty()) return Status::Ok();
-  KVRUN_ASSIGN_OR_RETURN(policy_, FindReplacementPolicy(plan_.slots.policy));
-  return Status::Ok();
-}
-
 Status KvSlots::MakeAll() {
-  KVRUN_RETURN_IF_ERROR(FindPolicy());
+  const ReplacementPolicy* policy = nullptr;
+  if (!plan_.slots.policy.empty()) {
+    KVRUN_ASSIGN_OR_RETURN(policy, FindReplacementPolicy(plan_.slots.policy));
+  }
   for (uint32_t i = 0; i < n_layers_ && plan_.n_own_slots(0) > 0; ++i) {
     KVRUN_ASSIGN_OR_RETURN(SlotBuffers own, SlotBuffers::Create(device_, own_shape(i)));
     own_.push_back(std::move(own));
@@ -101,8 +98,8 @@ Status KvSlots::MakeAll() {
                                                                                 plan_.slots.n_pool_slots)));
     parts_.push_back(std::move(part));
   }
-  for (uint32_t i = 0; i < n_layers_ && policy_ != nullptr && plan_.n_own_slots(0) > 0; ++i) {
-    caches_.insert(caches_.end(), plan_.n_streams, SlotCache(plan_.slot_cache_shape(i), policy_));
+  for (uint32_t i = 0; i < n_layers_ && policy != nullptr && plan_.n_own_slots(0) > 0; ++i) {
+    caches_.insert(caches_.end(), plan_.n_streams, SlotCache(plan_.slot_cache_shape(i), policy));
   }
   is_made_ = true;
   return Status::Ok();
@@ -137,18 +134,20 @@ Status KvSlots::FlushTables(uint32_t layer) {
 
 void KvSlots::Truncate(uint32_t stream, uint32_t first) {
   for (size_t i = stream; i < caches_.size(); i += plan_.n_streams) caches_[i].Truncate(first);
-  for (size_t i = stream; i < remembered_.size(); i += plan_.n_streams) {
-    // In a cache of their own, as that knows what is free then.
-    SlotCache cache(plan_.slot_cache_shape(static_cast<uint32_t>(i / plan_.n_streams)), policy_);
-    if (!cache.Recall(remembered_[i])) continue;
-    cache.Truncate(first);
-    remembered_[i] = cache.Remember();
-  }
 }
 
 Status KvSlots::VisitMemory(StateVisitor& visitor, uint32_t layer, uint32_t stream,
                             SlotCache::Memory* memory) {
-  enum Item : uint16_t { kStep = 1, kExtents, kByExtent, kLoadedAt, kUsedAt, kFrequency };
+  enum Item : uint16_t {
+    kStep = 1,
+    kExtents,
+    kByExtent,
+    kLoadedAt,
+    kUsedAt,
+    kFrequency,
+    kWeights,
+    kTouchedAt
+  };
   const auto key = [&](Item item) { return StateKey{StatePart::kSlots, item, layer, stream}; };
   constexpr uint64_t kMost = uint64_t{1} << 24;
   KVRUN_RETURN_IF_ERROR(visitor.Value(key(kStep), &memory->step));
@@ -156,12 +155,13 @@ Status KvSlots::VisitMemory(StateVisitor& visitor, uint32_t layer, uint32_t stre
   KVRUN_RETURN_IF_ERROR(visitor.Vector(key(kByExtent), &memory->by_extent, kMost));
   KVRUN_RETURN_IF_ERROR(visitor.Vector(key(kLoadedAt), &memory->loaded_at, kMost));
   KVRUN_RETURN_IF_ERROR(visitor.Vector(key(kUsedAt), &memory->used_at, kMost));
-  return visitor.Vector(key(kFrequency), &memory->frequency, kMost);
+  KVRUN_RETURN_IF_ERROR(visitor.Vector(key(kFrequency), &memory->frequency, kMost));
+  KVRUN_RETURN_IF_ERROR(visitor.Vector(key(kWeights), &memory->weights, kMost));
+  return visitor.Vector(key(kTouchedAt), &memory->touched_at, kMost);
 }
 
 Status KvSlots::VisitState(StateVisitor& visitor) {
-  if (!plan_.limits_reads()) return Status::Ok();
-  KVRUN_RETURN_IF_ERROR(FindPolicy());
+  if (!plan_.limits_reads() && plan_.pool_parts() == 0) return Status::Ok();
   std::vector<SlotCache::Memory> memories = remembered_;
   if (memories.empty()) {
     for (const SlotCache& cache : caches_) memories.push_back(cache.Remember());
@@ -181,25 +181,33 @@ Status KvSlots::VisitState(StateVisitor& visitor) {
 }
 
 // What is of another number of slots is as if nothing had been there.
-Status KvSlots::Recall(const FillFn& fill) {
+Status KvSlots::Recall(const RecallFns& of_records) {
   const std::vector<SlotCache::Memory> memories = std::exchange(remembered_, {});
-  std::vector<GroupFetch> fetches;
-  for (uint32_t layer = 0; layer < n_layers_ && !memories.empty(); ++layer) {
-    fetches.clear();
-    for (uint32_t stream = 0; stream < plan_.n_streams; ++stream) {
-      const SlotCache::Memory& memory = memories[size_t{layer} * plan_.n_streams + stream];
-      if (!cache(layer, stream)->Recall(memory)) continue;
-      for (const uint32_t slot : memory.by_extent) {
-        if (memory.extents[slot] == kNoExtent) break;
-        fetches.push_back({stream, memory.extents[slot], own(layer)->Record(stream, slot)});
-      }
-    }
-    const Status filled = fill(layer, fetches);
+  for (uint32_t layer = 0; layer < n_layers_ && !memories.empty() && !caches_.empty(); ++layer) {
+    const Status filled = RecallLayer(
+        layer, std::span(memories).subspan(size_t{layer} * plan_.n_streams, plan_.n_streams), of_records);
     if (filled.ok()) continue;
     for (SlotCache& cache : caches_) cache.Clear();
     return filled;
   }
   return Status::Ok();
+}
+
+Status KvSlots::RecallLayer(uint32_t layer, std::span<const SlotCache::Memory> memories,
+                            const RecallFns& of_records) {
+  std::vector<GroupFetch> fetches;
+  for (uint32_t stream = 0; stream < plan_.n_streams; ++stream) {
+    const SlotCache::Memory& memory = memories[stream];
+    const bool are_there = std::all_of(memory.extents.begin(), memory.extents.end(), [&](uint32_t extent) {
+      return extent == kNoExtent || of_records.is_there(layer, stream, extent);
+    });
+    if (!are_there || !cache(layer, stream)->Recall(memory)) continue;
+    for (const uint32_t slot : memory.by_extent) {
+      if (memory.extents[slot] == kNoExtent) break;
+      fetches.push_back({stream, memory.extents[slot], own(layer)->Record(stream, slot)});
+    }
+  }
+  return of_records.fill(layer, fetches);
 }
 
 }  // namespace kvrun

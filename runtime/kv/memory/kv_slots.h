@@ -89,18 +89,24 @@ class KvSlots {
   // Forgets groups from `first` on.
   void Truncate(uint32_t stream, uint32_t first);
 
-  // What own slots hold, where that decides what is attended to: where reads are limited. Loading: it is
-  // remembered until slots are made, and Recall brings it there; or until a prompt needs their room.
+  // What own slots hold, where results depend on it: where reads are limited, as what lies there stands in
+  // for what is not read; and where there is a pool, as entries are added up in another order there. Loading:
+  // it is remembered until slots are made, and Recall brings it there; or until a prompt needs their room.
   Status VisitState(StateVisitor& visitor);
-  // Slots have just been made: reads what was remembered into them. `fill`: of a layer; fetches by stream,
-  // and those of a stream by ascending group.
-  using FillFn = std::function<Status(uint32_t layer, std::span<const GroupFetch> fetches)>;
-  Status Recall(const FillFn& fill);
+  struct RecallFns {
+    // Whether there is such a record, of any number.
+    std::function<bool(uint32_t layer, uint32_t stream, uint32_t record)> is_there;
+    // Reads a layer's; by stream, and those of a stream ascending.
+    std::function<Status(uint32_t layer, std::span<const GroupFetch> fetches)> fill;
+  };
+  // Slots have just been made: reads what was remembered into them.
+  Status Recall(const RecallFns& of_records);
 
  private:
   SlotShape Shape(uint32_t n_slots, uint32_t n_needed) const;
-  Status FindPolicy();
   Status MakeAll();
+  Status RecallLayer(uint32_t layer, std::span<const SlotCache::Memory> memories,
+                     const RecallFns& of_records);
   static Status VisitMemory(StateVisitor& visitor, uint32_t layer, uint32_t stream,
                             SlotCache::Memory* memory);
 
@@ -111,7 +117,6 @@ class KvSlots {
   std::vector<SlotCache> caches_;              // [n_layers, n_streams], or none
   std::vector<SlotBuffers> parts_;             // of the pool, or none
   std::vector<SlotCache::Memory> remembered_;  // [n_layers, n_streams], or none
-  const ReplacementPolicy* policy_ = nullptr;  // of caches, once it was looked up
   bool is_made_ = false;
 };
 

@@ -1,5 +1,7 @@
 #include "runtime/kv/serve/cluster_server.h"
 
+#include <algorithm>
+
 #include "runtime/kv/math/cluster_records.h"
 
 namespace kvrun {
@@ -25,6 +27,13 @@ void ClusterServer::AddPositionsOf(const StreamStep& step, std::vector<uint32_t>
   for (uint32_t i = 0; i < plan.rest.size(); ++i) {
     add(plan.rest[i], slots_.pool(step.layer)->Record(step.stream, i));
   }
+}
+
+bool ClusterServer::IsRecord(const StreamStep& step, uint32_t record) {
+  const uint32_t cluster = record / plan_.records_per_extent();
+  if (cluster >= extents_.n_extents(step)) return false;
+  const std::span<const uint32_t> records = extents_.Records(step, {&cluster, 1});
+  return std::find(records.begin(), records.end(), record) != records.end();
 }
 
 }  // namespace kvrun

@@ -17,6 +17,7 @@ class ClusterServer final : public ReadingServer {
  private:
   Wanted RecordsOf(const StreamStep& step, std::span<const uint32_t> chosen,
                    const GroupSample& sample) override;
+  bool IsRecord(const StreamStep& step, uint32_t record) override;
   uint32_t CountOf(const StreamStep& step, uint32_t record) const override {
     return extents_.n_entries(step, record);
   }

@@ -21,6 +21,7 @@ class GroupServer final : public ReadingServer {
                    const GroupSample& sample) override;
   std::span<const GroupFetch> Reads(uint32_t layer, std::span<const GroupFetch> fetches) override;
   void NoteRead(uint32_t layer, std::span<const GroupFetch> fetches) override;
+  bool IsRecord(const StreamStep& /*step*/, uint32_t record) override { return record < plan_.n_groups(); }
   uint32_t CountOf(const StreamStep& step, uint32_t record) const override;
   uint64_t SizeOf(const StreamStep& /*step*/, uint32_t /*record*/) const override { return 1; }
   void AddPositionsOf(const StreamStep& step, std::vector<uint32_t>* positions) override;

@@ -43,13 +43,22 @@ Status ReadingServer::VisitState(StateVisitor& visitor) {
   return slots_.VisitState(visitor);
 }
 
+// As many at once as a step may read, whatever clusters they are of.
 Status ReadingServer::RecallSlots() {
-  return slots_.Recall([this](uint32_t layer, std::span<const GroupFetch> fetches) -> Status {
-    if (fetches.empty()) return Status::Ok();
-    KVRUN_RETURN_IF_ERROR(reader_->Fetch(layer, Reads(layer, fetches)));
-    NoteRead(layer, fetches);
-    return slots_.FlushFetched(layer, fetches);
-  });
+  const size_t most = std::max(1U, plan_.n_streams * plan_.choice.n_chosen / plan_.records_per_extent());
+  const auto is_there = [this](uint32_t layer, uint32_t stream, uint32_t record) {
+    return IsRecord({.layer = layer, .stream = stream}, record);
+  };
+  const auto fill = [&](uint32_t layer, std::span<const GroupFetch> fetches) -> Status {
+    for (; !fetches.empty(); fetches = fetches.subspan(std::min(most, fetches.size()))) {
+      const std::span<const GroupFetch> some = fetches.first(std::min(most, fetches.size()));
+      KVRUN_RETURN_IF_ERROR(reader_->Fetch(layer, Reads(layer, some)));
+      NoteRead(layer, some);
+      KVRUN_RETURN_IF_ERROR(slots_.FlushFetched(layer, some));
+    }
+    return Status::Ok();
+  };
+  return slots_.Recall({is_there, fill});
 }
 
 // What is to be read of every stream, all of it at once, and where it lies now.

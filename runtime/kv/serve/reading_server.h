@@ -43,6 +43,8 @@ class ReadingServer : public LayerServer {
     return fetches;
   }
   virtual void NoteRead(uint32_t /*layer*/, std::span<const GroupFetch> /*fetches*/) {}
+  // Whether the stream has such a record; any number.
+  virtual bool IsRecord(const StreamStep& step, uint32_t record) = 0;
   // Of a record: its entries that count; what it is in statistics.
   virtual uint32_t CountOf(const StreamStep& step, uint32_t record) const = 0;
   virtual uint64_t SizeOf(const StreamStep& step, uint32_t record) const = 0;
