@@ -336,8 +336,6 @@ Command AddChatCommand(CLI::App* program) {
   AddGenerationOptions(set.get(), &options->conversation.generation, kChatMaxTokens, SamplingDefaults::kChat);
   AddEngineOptions(set.get(), &options->shared, "what the model was trained with, at most 8192");
   AddKeptSessionOption(set.get(), &options->shared);
-  set->AddExample("kvrun chat -m model.gguf --session work",
-                  "a conversation that goes on when the same command is given again");
   set->Group(HelpGroup::kOutput);
   set->Flag("--no-history", &options->no_history, "do not save what you type for later chats");
   AddQuietOptions(set.get(), &options->shared);

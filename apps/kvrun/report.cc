@@ -194,7 +194,8 @@ std::string ProfileText(const Json& stats) {
 }
 
 void AddStatistics(const Json& stats, const Json& engine_info, Json* object) {
-  for (const char* key : {"prefill_tps", "decode_tps", "ttft_ms"}) (*object)[key] = stats.value(key, Json());
+  for (const char* key : {"prefill_tokens", "cached_tokens", "prefill_tps", "decode_tps", "ttft_ms"})
+    (*object)[key] = stats.value(key, Json());
   (*object)["device"] = engine_info.value("device", Json());
   (*object)["memory"] = stats.value("memory", Json::object());
   for (const char* key : {"kv", "operations"}) {

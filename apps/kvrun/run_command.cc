@@ -279,8 +279,6 @@ Command AddRunCommand(CLI::App* program) {
       "kvrun run -m model.gguf -f report.txt -p \"What is it about?\" --chat --kv-method kvswap "
       "--kv-budget 1/13",
       "ask a question about a document, with the KV cache on flash and a thirteenth of it in memory");
-  set->AddExample("kvrun run -m model.gguf -f report.txt -p \"What is it about?\" --chat --session report",
-                  "the same, and the next question does not read the document again");
   AddGenerationOptions(set.get(), &options->generation, kDefaultMaxTokens);
   AddEngineOptions(set.get(), &options->shared);
   AddKeptSessionOption(set.get(), &options->shared);

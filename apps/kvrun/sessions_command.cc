@@ -75,13 +75,13 @@ uint64_t ParseBytes(const std::string& source, const std::string& text) {
     if (unit.ends_with(ending)) unit.resize(unit.size() - std::strlen(ending));
   }
   constexpr std::string_view kUnits = "KMGT";
-  const size_t power = unit.empty() ? 0 : kUnits.find(static_cast<char>(std::toupper(unit.front()))) + 1;
+  const size_t found = unit.empty() ? 0 : kUnits.find(static_cast<char>(std::toupper(unit.front())));
+  const auto power = static_cast<int>(unit.empty() ? 0 : found + 1);
   const bool is_number = end != text.c_str() && number >= 0.0 && std::isfinite(number);
-  if (!is_number || unit.size() > 1 || power > kUnits.size() ||
-      std::ldexp(number, static_cast<int>(10 * power)) > 0x1p62) {
+  if (!is_number || unit.size() > 1 || found == kUnits.npos || std::ldexp(number, 10 * power) > 0x1p62) {
     throw UsageError(fmt::format("{}: \"{}\" is no number of bytes such as 500M or 20G", source, text));
   }
-  return static_cast<uint64_t>(std::ldexp(number, static_cast<int>(10 * power)));
+  return static_cast<uint64_t>(std::ldexp(number, 10 * power));
 }
 
 Json AllSessions() {

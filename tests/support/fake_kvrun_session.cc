@@ -36,8 +36,8 @@ struct kvrun_session {
   uint64_t prefill_tokens = 0;
   uint64_t decode_tokens = 0;
   uint64_t cached_tokens = 0;
-  std::string path;  // where it is kept: a file of JSON; empty: nowhere
-  std::string note;
+  std::string path = {};  // where it is kept: a file of JSON; empty: nowhere
+  std::string note = {};
 
   void Pause() const {
     if (engine->model->Is("slow")) std::this_thread::sleep_for(std::chrono::milliseconds(20));

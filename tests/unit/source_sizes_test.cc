@@ -43,7 +43,7 @@ struct Wide {
 };
 constexpr Wide kWide[] = {
     {"runtime/device/device.h", "CommandList", 33, "a function for each operation of a model"},
-    {"runtime/device/vulkan/compute_device.h", "VulkanComputeDevice", 31,
+    {"runtime/device/vulkan/compute_device.h", "VulkanComputeDevice", 32,
      "what a device offers, and what its command lists ask for of it"},
     {"runtime/engine/pass/step_commands.h", "StepCommands", 43,
      "the parts of a step of which both forward passes compose theirs"},

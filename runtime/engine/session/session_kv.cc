@@ -184,7 +184,7 @@ Result<std::unique_ptr<BlockFile>> KvPreparation::MakeFile(KeptFiles::Kind kind,
                                                            uint32_t queue_depth) const {
   KVRUN_ASSIGN_OR_RETURN(const BlockFileOptions options,
                          KvFileOptions(settings_.storage, FileUse::kIsKept, queue_depth));
-  if (kept_ == nullptr) return CreateBlockFile(options);
+  if (kept_ == nullptr || !HasKeptRecords(plan)) return CreateBlockFile(options);
   const uint32_t n_layers = model_.config.n_kv_layers();
   return kept_->Make(kind, options, [&](const IoMode& mode) {
     return kind == KeptFiles::Kind::kRecords ? RecordsFileSize(plan, n_layers, kept_->room_tokens(), mode)
@@ -195,12 +195,7 @@ Result<std::unique_ptr<BlockFile>> KvPreparation::MakeFile(KeptFiles::Kind kind,
 Status KvPreparation::MakeFiles(OffloadedPassOptions* options) const {
   const KvPlan& plan = options->plan;
   const uint32_t depth = BlockFileOptions().queue_depth;
-  std::unique_ptr<BlockFile> file;
-  if (plan.method.is_on_flash()) {
-    KVRUN_ASSIGN_OR_RETURN(file, MakeFile(KeptFiles::Kind::kRecords, plan, depth));
-  } else {
-    KVRUN_ASSIGN_OR_RETURN(file, OpenKvFile(settings_.storage, FileUse::kIsKept));
-  }
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file, MakeFile(KeptFiles::Kind::kRecords, plan, depth));
   std::unique_ptr<BlockFile> rows_file;
   if (plan.has_rows_file()) {
     KVRUN_ASSIGN_OR_RETURN(rows_file, MakeFile(KeptFiles::Kind::kRows, plan, RowStore::kQueueDepth));

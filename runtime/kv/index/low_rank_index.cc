@@ -120,6 +120,7 @@ Status LowRankIndex::SetSides(uint32_t layer_index, std::span<const uint16_t> ke
 }
 
 Status LowRankIndex::SetCommonAdapter(const LayerAdapter& adapter) {
+  is_common_ = true;
   KVRUN_RETURN_IF_ERROR(SetAdapter(0, adapter));
   for (Layer& layer : layers_) {
     layer.sides = layers_[0].sides;
@@ -150,12 +151,12 @@ Status LowRankIndex::VisitState(StateVisitor& visitor, std::span<const uint32_t>
   std::vector<bool> is_ready{is_ready_};
   std::vector<bool> has_sides;
   for (const Layer& layer : layers_) has_sides.push_back(layer.query_side != nullptr);
-  if (plan_.method.has_adapters()) {
+  if (!is_common_) {
     KVRUN_RETURN_IF_ERROR(visitor.Flags({StatePart::kIndex, kIsReady}, &is_ready));
     KVRUN_RETURN_IF_ERROR(visitor.Flags({StatePart::kIndex, kHasSides}, &has_sides));
   }
   for (uint32_t layer = 0; layer < layers_.size(); ++layer) {
-    if (plan_.method.has_adapters() && has_sides[layer]) KVRUN_RETURN_IF_ERROR(VisitSides(visitor, layer));
+    if (!is_common_ && has_sides[layer]) KVRUN_RETURN_IF_ERROR(VisitSides(visitor, layer));
     for (uint32_t sequence = 0; sequence < lengths.size(); ++sequence) {
       KVRUN_RETURN_IF_ERROR(VisitRows(visitor, layer, sequence, lengths[sequence]));
     }

@@ -110,6 +110,7 @@ class LowRankIndex final : public KvIndex {
   std::optional<LayerAdapter> learned_;
   std::optional<ColumnScales> learned_scales_;
   bool is_ready_ = false;
+  bool is_common_ = false;  // SetCommonAdapter
 };
 
 }  // namespace kvrun

@@ -25,7 +25,8 @@ struct KvStorageOptions {
   IoBackend backend = IoBackend::kIoUring;
   DirectIo direct = DirectIo::kAuto;
   bool allow_tmpfs = false;
-  // Of files that outlive their process, and may be read on another machine: no less, whatever the disk asks for.
+  // Of files that outlive their process, and may be read on another machine: no less, whatever the disk asks
+  // for.
   uint32_t least_alignment_bytes = 1;
   std::string adapter_path;  // empty: adapters are computed from the first prompt
 };

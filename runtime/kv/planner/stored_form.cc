@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "runtime/kv/plan/kv_names.h"
+#include "runtime/kv/planner/kv_family.h"
 #include "runtime/kv/planner/kv_option_table.h"
 #include "runtime/kv/planner/kv_options.h"
 
@@ -17,30 +18,11 @@ std::string TextOf(const KvRecordShape& shape) {
                      shape.group_tokens, shape.n_heads, shape.head_dim);
 }
 
-void AddFamily(const GroupsPlan& groups, std::vector<StoredFact>* facts) {
-  if (groups.n_statics() == 0) return;
-  const StaticPlan& statics = groups.statics;
-  facts->emplace_back("static set", fmt::format("{}{}{}", KeptPrecisionsName(statics.precisions),
-                                                statics.share.by_prompt ? ", as prompts say" : "",
-                                                groups.lays_pages() ? ", pages" : ""));
+FamilyForm FormOfFamily(const KvPlan& plan) {
+  FamilyForm form;
+  FamilyOf(plan.method).AddForm(plan, &form);
+  return form;
 }
-
-void AddFamily(const ClustersPlan& clusters, std::vector<StoredFact>* facts) {
-  facts->emplace_back("clusters", fmt::format("{} of at most {}, {} pending, {} sinks", clusters.n_clusters,
-                                              clusters.max_entries, clusters.max_pending, clusters.n_sinks));
-  facts->emplace_back(
-      "clusters' layout",
-      fmt::format("{}, {}{}", ClusterLayoutName(clusters.layout), ClusterUpdateName(clusters.update),
-                  clusters.rows_on_flash ? ", representatives on flash" : ""));
-}
-
-void AddFamily(const KeptPlan& kept, std::vector<StoredFact>* facts) {
-  facts->emplace_back("kept entries",
-                      fmt::format("{}, {}, {}, {}", kept.n_entries, KeptSharesName(kept.shares),
-                                  KeptPrecisionsName(kept.precisions), AttentionMomentsName(kept.moments)));
-}
-
-void AddFamily(const ResidentPlan& /*resident*/, std::vector<StoredFact>* /*facts*/) {}
 
 }  // namespace
 
@@ -57,7 +39,8 @@ std::vector<StoredFact> StoredForm(const KvPlan& plan) {
     facts.emplace_back("index", fmt::format("{} columns of {}, {} rows a group", plan.index.rank,
                                             KvTypeName(plan.index.type), plan.index.rows()));
   }
-  std::visit([&](const auto& family) { AddFamily(family, &facts); }, plan.family);
+  const FamilyForm of_family = FormOfFamily(plan);
+  facts.insert(facts.end(), of_family.facts.begin(), of_family.facts.end());
   return facts;
 }
 
@@ -90,15 +73,10 @@ std::vector<std::pair<std::string, std::string>> SettledOptions(const KvPlan& pl
       {"rank", fmt::format("{}", plan.index.rank)},
       {"index", std::string(KvTypeName(plan.index.type))},
       {"sinks", fmt::format("{}", plan.choice.n_pinned * plan.record.group_tokens)}};
-  if (const ClustersPlan* clusters = plan.clusters()) {
-    all.emplace_back("cluster-max", fmt::format("{}", clusters->max_entries));
-    all.emplace_back("cluster-room", fmt::format("{}", clusters->n_clusters));
-    all.emplace_back("pending", fmt::format("{}", clusters->max_pending));
-    all.emplace_back("layout", std::string(ClusterLayoutName(clusters->layout)));
-    std::find_if(all.begin(), all.end(), [](const auto& one) { return one.first == "sinks"; })->second =
-        fmt::format("{}", clusters->n_sinks);
+  for (const auto& [name, value] : FormOfFamily(plan).options) {
+    std::erase_if(all, [&name](const auto& one) { return one.first == name; });
+    all.emplace_back(name, value);
   }
-  if (const KeptPlan* kept = plan.kept()) all.emplace_back("select", fmt::format("{}", kept->n_entries));
   // Those that the method has.
   KvSettings settings;
   std::erase_if(all,

@@ -68,6 +68,8 @@ Result<KvStores> MakeKvStores(const KvPlan& plan, uint32_t n_layers, std::unique
   return stores;
 }
 
+bool HasKeptRecords(const KvPlan& plan) { return plan.method.is_on_flash(); }
+
 // Groups are written whole, and what of a cluster has changed page by page.
 KvFileSize RecordsFileSize(const KvPlan& plan, uint32_t n_layers, uint32_t room_tokens, const IoMode& mode) {
   if (plan.method.has_clusters() && plan.of_clusters().layout != ClusterLayout::kSequence) {

@@ -36,7 +36,9 @@ struct KvFileSize {
   uint64_t size_bytes = 0;
   uint32_t unit_bytes = 0;
 };
-// Of plans whose records lie on flash.
+// Whether records lie there while nothing is computed: else what a prompt puts aside is all that does.
+bool HasKeptRecords(const KvPlan& plan);
+// Of such plans.
 KvFileSize RecordsFileSize(const KvPlan& plan, uint32_t n_layers, uint32_t room_tokens, const IoMode& mode);
 // Of the rows of their index, where has_rows_file().
 KvFileSize RowsFileSize(const KvPlan& plan, uint32_t n_layers, const IoMode& mode);
