@@ -1,9 +1,12 @@
 #include "apps/common/api.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 
 #include "apps/common/failure.h"
+#include "apps/common/files.h"
 
 namespace kvrun::cli {
 
@@ -155,8 +158,11 @@ std::string FeedRest(const Session& session, const std::vector<int32_t>& ids) {
                   std::min<size_t>({common, ids.size() - 1, kvrun_session_length(session.get(), 0)}));
 }
 
-void Keep(const Session& session) {
-  if (kvrun_session_is_kept(session.get()) != 0) Check(kvrun_session_save(session.get()));
+bool Keep(const Session& session) {
+  if (kvrun_session_is_kept(session.get()) == 0 || kvrun_session_save(session.get()) == KVRUN_OK) return true;
+  PrintMessage(
+      fmt::format("the session could not be saved, and its last save point counts: {}", kvrun_last_error()));
+  return false;
 }
 
 const char* FinishName(kvrun_finish finish) {

@@ -56,14 +56,14 @@ Json SessionStats(const Session& session);
 
 // Of a sequence.
 std::vector<int32_t> TokensOf(const Session& session, uint32_t sequence);
-// Feeds ids to sequence 0, whose first `kept` tokens are the first of them and stay. Where these are damaged, or
-// cannot be cut there, all are fed; answers why, or an empty text.
+// Feeds ids to sequence 0, whose first `kept` tokens are the first of them and stay. Where these are damaged,
+// or cannot be cut there, all are fed; answers why, or an empty text.
 std::string FeedFrom(const Session& session, const std::vector<int32_t>& ids, size_t kept);
 // The same, keeping what the sequence has in common with them; something is fed in any case.
 std::string FeedRest(const Session& session, const std::vector<int32_t>& ids);
 
-// A save point, where the session is kept.
-void Keep(const Session& session);
+// A save point, where the session is kept. False: it could not be made, which is said.
+bool Keep(const Session& session);
 
 const char* FinishName(kvrun_finish finish);
 

@@ -54,8 +54,15 @@ void SayNotes(const SharedOptions& shared, const Json& config, SessionPlan* plan
   }
 }
 
+// Whatever is to be quiet: what was asked for is not done.
+void TellNotKept(const Session& session) {
+  const Json notes = SessionStats(session).value("notes", Json::array());
+  PrintMessage("note: " + (notes.empty() ? std::string("the session is not kept") : TextOf(notes.front())));
+}
+
 // What only the session knows: how fast its device is may decide how much is selected.
 void TellSession(const Session& session, const SharedOptions& shared, SessionPlan* plan) {
+  if (!shared.session.empty() && kvrun_session_is_kept(session.get()) == 0) TellNotKept(session);
   if ((plan->kv_plan.is_null() && shared.session.empty()) || shared.quiet) return;
   const Json stats = SessionStats(session);
   for (const Json& note : stats.value("notes", Json::array())) {
@@ -154,12 +161,25 @@ Json AskPlan(const SessionPlan& plan) {
                    [&](const Failure& failure) { return ExplainRefusal(plan, failure); });
 }
 
+namespace {
+
+// There is such a session.
+bool IsKept(const std::string& session) {
+  char* json = nullptr;
+  const bool is_kept = !session.empty() && kvrun_sessions_info_json(session.c_str(), &json) == KVRUN_OK;
+  kvrun_string_free(json);
+  return is_kept;
+}
+
+}  // namespace
+
 SessionPlan PlanSession(const Model& model, const SharedOptions& shared, uint32_t n_sequences, uint32_t n_ctx,
                         std::optional<uint64_t> seed) {
   SessionPlan plan = TakeConfig(model, shared, n_sequences, n_ctx);
   if (seed && plan.kv.Find("sample") != nullptr && plan.kv.Find("seed") == nullptr)
     plan.kv.Set("--seed", "seed", std::to_string(static_cast<uint32_t>(*seed)));
-  if (!plan.kv.asks_for_plan()) {
+  // What is kept says what is not given.
+  if (!plan.kv.asks_for_plan() || IsKept(shared.session)) {
     SayContextNotes(model, shared, n_ctx);
     return plan;
   }

@@ -1,6 +1,7 @@
 #include "apps/kvrun/conversation.h"
 
 #include <algorithm>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -83,64 +84,104 @@ void Conversation::Reset() {
   held_.clear();
 }
 
-// What a chat keeps beside the session's tokens.
-void Conversation::KeepIt() const {
-  if (kvrun_session_is_kept(session_.get()) == 0) return;
-  Json turns = Json::array();
-  for (const Turn& turn : turns_) {
-    Json documents = Json::array();
-    for (const Document& document : turn.documents) {
-      documents.push_back({{"name", document.name}, {"text", document.text}});
+namespace {
+
+// What tells whether tokens are those of before: of a few bytes, and the same everywhere.
+uint64_t HashOf(std::span<const int32_t> ids) {
+  uint64_t hash = 14695981039346656037U;  // FNV-1a
+  for (const int32_t id : ids) {
+    for (int shift = 0; shift < 32; shift += 8) {
+      hash = (hash ^ (static_cast<uint32_t>(id) >> shift & 0xFF)) * 1099511628211U;
     }
-    turns.push_back({{"documents", documents},
-                     {"message", turn.message},
-                     {"answer", turn.answer},
-                     {"reasoning", turn.reasoning}});
   }
-  const std::string note =
-      DumpJson({{"chat", {{"tokens", context_.size()}, {"text", context_text_}, {"turns", turns}}}});
-  Check(kvrun_session_set_note(session_.get(), note.data(), note.size()));
+  return hash;
+}
+
+Json JsonOf(const Turn& turn) {
+  Json documents = Json::array();
+  for (const Document& document : turn.documents) {
+    documents.push_back({{"name", document.name}, {"text", document.text}});
+  }
+  return {{"documents", documents},
+          {"message", turn.message},
+          {"answer", turn.answer},
+          {"reasoning", turn.reasoning}};
+}
+
+// Of anything: what is missing or of another kind is empty.
+const Json& MemberOf(const Json& object, const char* key) {
+  static const Json none;
+  return object.is_object() && object.contains(key) ? object[key] : none;
+}
+std::string TextIn(const Json& object, const char* key) {
+  const Json& field = MemberOf(object, key);
+  return field.is_string() ? field.get<std::string>() : std::string();
+}
+uint64_t NumberIn(const Json& object, const char* key) {
+  const Json& field = MemberOf(object, key);
+  return field.is_number_unsigned() ? field.get<uint64_t>() : 0;
+}
+
+Turn TurnOf(const Json& json) {
+  Turn turn{{}, TextIn(json, "message"), TextIn(json, "answer"), TextIn(json, "reasoning")};
+  for (const Json& document : MemberOf(json, "documents")) {
+    turn.documents.push_back({TextIn(document, "name"), TextIn(document, "text")});
+  }
+  return turn;
+}
+
+}  // namespace
+
+// What a chat keeps beside the session's tokens. Where nothing was said, another program's note stays.
+void Conversation::KeepIt() {
+  if (kvrun_session_is_kept(session_.get()) == 0) return;
+  if (!turns_.empty() || has_note_) {
+    Json turns = Json::array();
+    for (const Turn& turn : turns_) turns.push_back(JsonOf(turn));
+    const std::string note = DumpJson({{"chat",
+                                        {{"tokens", context_.size()},
+                                         {"hash", HashOf(context_)},
+                                         {"text", context_text_},
+                                         {"answers", n_answers_},
+                                         {"turns", turns}}}});
+    Check(kvrun_session_set_note(session_.get(), note.data(), note.size()));
+    has_note_ = true;
+  }
   Keep(session_);
 }
 
+// Where another text took the conversation's place, or it has to be computed again, what was said is written
+// anew.
 bool Conversation::Restore() {
   char* text = nullptr;
-  Check(kvrun_session_note(session_.get(), &text));
+  size_t size = 0;
+  Check(kvrun_session_note(session_.get(), &text, &size));
   held_ = TokensOf(session_, 0);
   const Json note = ParseJson(TakeText(text));
-  if (!note.is_object() || !note.contains("chat")) return false;  // of another program, or of none
-  const Json& chat = note["chat"];
-  std::vector<Turn> turns;
-  for (const Json& one : chat.value("turns", Json::array())) {
-    Turn turn{{},
-              TextOf(one.value("message", Json())),
-              TextOf(one.value("answer", Json())),
-              TextOf(one.value("reasoning", Json()))};
-    for (const Json& document : one.value("documents", Json::array())) {
-      turn.documents.push_back(
-          {TextOf(document.value("name", Json())), TextOf(document.value("text", Json()))});
-    }
-    turns.push_back(std::move(turn));
+  const Json& chat = MemberOf(note, "chat");
+  for (const Json& turn : MemberOf(chat, "turns")) turns_.push_back(TurnOf(turn));
+  if (turns_.empty()) return false;
+  has_note_ = true;
+  n_answers_ = std::max<uint64_t>(NumberIn(chat, "answers"), turns_.size());
+  const auto n_tokens = static_cast<size_t>(NumberIn(chat, "tokens"));
+  if (n_tokens <= held_.size() && HashOf(std::span(held_).first(n_tokens)) == NumberIn(chat, "hash")) {
+    context_.assign(held_.begin(), held_.begin() + static_cast<std::ptrdiff_t>(n_tokens));
+    context_text_ = TextIn(chat, "text");
   }
-  const auto n_tokens = chat.value("tokens", size_t{0});
-  if (turns.empty() || n_tokens > held_.size()) return false;
-  turns_ = std::move(turns);
-  context_.assign(held_.begin(), held_.begin() + static_cast<std::ptrdiff_t>(n_tokens));
-  context_text_ = TextOf(chat.value("text", Json()));
-  n_answers_ = turns_.size();
-  const auto was_said = [this](const Document& document) {
-    const auto has_it = [&](const Turn& turn) {
-      return std::any_of(turn.documents.begin(), turn.documents.end(),
-                         [&](const Document& said) { return said.text == document.text; });
-    };
-    return std::any_of(turns_.begin(), turns_.end(), has_it);
-  };
-  std::erase_if(pending_, was_said);
+  std::erase_if(pending_, [this](const Document& document) { return WasSaid(document); });
   return true;
+}
+
+bool Conversation::WasSaid(const Document& document) const {
+  const auto is_it = [&document](const Document& said) { return said.text == document.text; };
+  return std::any_of(turns_.begin(), turns_.end(), [&is_it](const Turn& turn) {
+    return std::any_of(turn.documents.begin(), turn.documents.end(), is_it);
+  });
 }
 
 Conversation::Written Conversation::WriteWith(const std::vector<Document>& documents,
                                               const std::string& message) const {
+  if (context_.empty() && !turns_.empty()) return WriteWhole(ComposedText(documents, message));
   if (context_.empty()) {
     std::vector<int32_t> first = EncodeFirstTurn(model_, options_, documents, message);
     std::string text = Detokenize(model_, first);

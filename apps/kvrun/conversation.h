@@ -57,7 +57,7 @@ class Conversation {
   // not said again. True: it goes on.
   bool Restore();
   // A save point of the session, with what was said.
-  void KeepIt() const;
+  void KeepIt();
 
   // The whole conversation's tokens, with documents and a message after what was said. Earlier answers are as
   // the chat template writes them: some leave out what the model thought.
@@ -80,6 +80,7 @@ class Conversation {
   Written WriteWith(const std::vector<Document>& documents, const std::string& message) const;
   Written WriteWhole(const std::string& text) const;
   void Feed(const std::vector<int32_t>& context);
+  bool WasSaid(const Document& document) const;
 
   const ConversationOptions& options_;
   const std::vector<Document> first_documents_;
@@ -88,6 +89,7 @@ class Conversation {
   Progress* progress_;
   std::vector<Document> pending_;  // the next message's documents
   std::vector<Turn> turns_;
+  bool has_note_ = false;         // the session's note is this conversation's
   uint64_t n_answers_ = 0;        // those that a reset made forgotten too
   std::vector<int32_t> context_;  // every token of the conversation so far
   std::string context_text_;      // as the template wrote it, with the last answer's text

@@ -1,6 +1,7 @@
 // kvrun run: one prompt, or a batch of them.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <utility>
@@ -120,9 +121,10 @@ class PromptRunner {
     Read(session);
     Keep(session);  // whatever becomes of the answer
     const Answer answer = Generated(session);
-    Keep(session);
+    const bool is_kept = Keep(session);
     Report(options_, model_, session, loaded.info, prompt_, answer);
-    return answer.finish == KVRUN_FINISH_CANCELLED ? kExitInterrupted : 0;
+    if (answer.finish == KVRUN_FINISH_CANCELLED) return kExitInterrupted;
+    return is_kept ? 0 : kExitFailure;
   }
 
  private:
@@ -144,8 +146,13 @@ class PromptRunner {
       if (options_.chat) NoteLostBytes(model_, options_.form, options_.system, "the system message");
     }
     if (parts_.size() > 1) return space_.n_ctx;
-    return ChooseContext(model_, options_.shared, prompt_.ids.size(), options_.generation.values.max_tokens,
-                         "the prompt", documents.empty() ? "" : kLongHint);
+    const uint32_t n_ctx =
+        ChooseContext(model_, options_.shared, prompt_.ids.size(), options_.generation.values.max_tokens,
+                      "the prompt", documents.empty() ? "" : kLongHint);
+    if (options_.shared.session.empty() || options_.shared.ctx != 0) return n_ctx;
+    // What is kept may be a longer text's later, and short contexts have smaller windows.
+    constexpr uint32_t kLeastKeptContext = 1024;
+    return std::max(n_ctx, std::min(kLeastKeptContext, kvrun_model_context_train(model_.get())));
   }
 
   void Cut(const EncodeDocuments& encode, std::vector<Document>* documents) {

@@ -92,12 +92,12 @@ Json AllSessions() {
 
 Json SessionInfoOf(const std::string& name) {
   char* text = nullptr;
-  Check(kvrun_session_info_json(name.c_str(), &text));
+  Check(kvrun_sessions_info_json(name.c_str(), &text));
   return TakeJson(text);
 }
 
 void Remove(const SessionsOptions& options, const std::string& name) {
-  Check(kvrun_session_remove(name.c_str()));
+  Check(kvrun_sessions_remove(name.c_str()));
   if (!options.shared.quiet) PrintMessage("removed the session " + name);
 }
 
@@ -108,7 +108,7 @@ void Prune(const SessionsOptions& options, uint64_t most_bytes) {
     bytes += session.value("bytes", uint64_t{0});
     if (bytes <= most_bytes) continue;
     const std::string path = session.value("path", std::string());
-    if (kvrun_session_remove(path.c_str()) != KVRUN_OK) {
+    if (kvrun_sessions_remove(path.c_str()) != KVRUN_OK) {
       PrintMessage(fmt::format("note: {} stays: {}", FieldOf(session, "name"), kvrun_last_error()));
       continue;
     }
@@ -120,7 +120,7 @@ void Prune(const SessionsOptions& options, uint64_t most_bytes) {
 int Sessions(const SessionsOptions& options, uint64_t most_bytes) {
   if (!options.copy.empty() || !options.to.empty()) {
     if (options.copy.empty() || options.to.empty()) throw UsageError("--copy NAME goes with --to NAME");
-    Check(kvrun_session_copy(options.copy.c_str(), options.to.c_str()));
+    Check(kvrun_sessions_copy(options.copy.c_str(), options.to.c_str()));
   }
   for (const std::string& name : options.remove) Remove(options, name);
   if (!options.prune.empty()) Prune(options, most_bytes);

@@ -199,11 +199,12 @@ kvrun_status kvrun_session_set_note(kvrun_session* session, const char* note, si
   });
 }
 
-kvrun_status kvrun_session_note(const kvrun_session* session, char** note) {
+kvrun_status kvrun_session_note(const kvrun_session* session, char** note, size_t* size) {
   return Guard([&]() -> Status {
     KVRUN_RETURN_IF_ERROR(CheckNotNull(note, "note"));
     *note = nullptr;
     KVRUN_RETURN_IF_ERROR(CheckNotNull(session, "session"));
+    if (size != nullptr) *size = session->session->note().size();
     return kvrun::capi::CopyOut(std::string_view(session->session->note()), note);
   });
 }

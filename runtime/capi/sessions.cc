@@ -60,7 +60,7 @@ kvrun_status kvrun_sessions_json(const char* folder, char** json) {
   });
 }
 
-kvrun_status kvrun_session_info_json(const char* session, char** json) {
+kvrun_status kvrun_sessions_info_json(const char* session, char** json) {
   return Guard([&]() -> Status {
     KVRUN_RETURN_IF_ERROR(CheckNotNull(json, "json"));
     *json = nullptr;
@@ -71,7 +71,7 @@ kvrun_status kvrun_session_info_json(const char* session, char** json) {
   });
 }
 
-kvrun_status kvrun_session_remove(const char* session) {
+kvrun_status kvrun_sessions_remove(const char* session) {
   return Guard([&]() -> Status {
     KVRUN_RETURN_IF_ERROR(CheckNotNull(session, "session"));
     KVRUN_ASSIGN_OR_RETURN(const std::string path, kvrun::SessionPath(session));
@@ -79,7 +79,7 @@ kvrun_status kvrun_session_remove(const char* session) {
   });
 }
 
-kvrun_status kvrun_session_copy(const char* from, const char* to) {
+kvrun_status kvrun_sessions_copy(const char* from, const char* to) {
   return Guard([&]() -> Status {
     KVRUN_RETURN_IF_ERROR(CheckNotNull(from, "from"));
     KVRUN_RETURN_IF_ERROR(CheckNotNull(to, "to"));

@@ -111,6 +111,8 @@ class Engine {
   Result<std::unique_ptr<Session>> OpenSession(const SessionOptions& options,
                                                std::unique_ptr<SessionFiles>* files);
   Result<std::unique_ptr<Session>> KeepSession(const SessionOptions& given);
+  Result<std::unique_ptr<Session>> BeginSession(const SessionOptions& options,
+                                                std::unique_ptr<SessionFiles> files, std::string note);
   LayerTime* layer_time() { return layer_time_ ? &*layer_time_ : nullptr; }
 
   const Model& model_;

@@ -56,7 +56,10 @@ Result<std::unique_ptr<Session>> Engine::MakeSession(const SessionOptions& optio
   parts.progress = options.progress;
   ForwardPassOptions pass_options{
       .n_sequences = options.n_sequences, .n_ctx = parts.n_ctx, .offloaded = nullptr};
-  if (files != nullptr) files->SetRoom(std::max(parts.n_ctx, model_.config.n_ctx_train));
+  if (files != nullptr) {
+    files->SetRoom(files->identity() ? files->identity()->room_tokens
+                                     : std::max(parts.n_ctx, model_.config.n_ctx_train));
+  }
   const auto prepare = [&] {
     const std::lock_guard lock(device_mutex_);
     return PrepareOffloadedPass(model_, options.kv, parts.n_ctx, options.n_sequences, layer_time(),
@@ -92,12 +95,12 @@ Result<std::unique_ptr<Session>> Engine::OpenSession(const SessionOptions& optio
                                                      std::unique_ptr<SessionFiles>* files) {
   const SessionIdentity identity = *(*files)->identity();
   const std::string path = (*files)->path();
-  const auto refuse = [&path](const std::string& why) {
+  const auto refuse = [&](const std::string& why) {
     return Status(
         StatusCode::kInvalidArgument,
-        fmt::format("the session {} cannot go on like this: {}: leave the option out, or name another "
-                    "session",
-                    path, why));
+        fmt::format("the session {} cannot go on like this: {}: it was made with --ctx {}; give its "
+                    "options or none, or name another session",
+                    path, why, identity.n_ctx));
   };
   if (options.n_sequences != identity.n_sequences) {
     return refuse(fmt::format("it has {} sequences, and not {}", identity.n_sequences, options.n_sequences));
@@ -105,6 +108,10 @@ Result<std::unique_ptr<Session>> Engine::OpenSession(const SessionOptions& optio
   SessionOptions completed = options;
   completed.n_ctx = std::max(ChooseContext(options.n_ctx, model_.config), identity.n_ctx);
   if (options.n_ctx == 0) completed.n_ctx = identity.n_ctx;
+  if (completed.n_ctx > identity.room_tokens) {
+    return refuse(fmt::format("its files have room for {} tokens, and not for {}", identity.room_tokens,
+                              completed.n_ctx));
+  }
   completed.kv.flash_times = identity.flash_times;
   std::string difference;
   for (const bool with_settled : {false, true}) {
@@ -139,19 +146,32 @@ Result<std::unique_ptr<Session>> Engine::KeepSession(const SessionOptions& given
                                     "is computed anew and not kept",
                                     options.path, name.empty() ? "" : ", " + name)});
   }
-  std::vector<std::string> notes;
+  std::string note;
   if (files->identity()) {
+    note = files->ReadNote();
+    const SessionIdentity identity = *files->identity();
+    const auto is_damaged = std::make_shared<bool>(false);
+    files->TellDamage(is_damaged);
     Result<std::unique_ptr<Session>> session = OpenSession(options, &files);
-    if (session.status().code() != StatusCode::kCorrupt) return session;
+    if (session.ok() || !*is_damaged) return session;
+    // What else is known of it is kept: how it was made, and the caller's note.
+    KVRUN_RETURN_IF_ERROR(identity.Complete(&options.kv, /*with_settled=*/true));
+    options.n_ctx = std::max(ChooseContext(options.n_ctx, model_.config), identity.n_ctx);
     KVRUN_ASSIGN_OR_RETURN(files, SessionFiles::Open(options.path));
     KVRUN_RETURN_IF_ERROR(files->BeginAnew(session.status().message()));
   }
+  return BeginSession(options, std::move(files), std::move(note));
+}
+
+Result<std::unique_ptr<Session>> Engine::BeginSession(const SessionOptions& options,
+                                                      std::unique_ptr<SessionFiles> files, std::string note) {
+  std::vector<std::string> notes;
   if (!files->why_anew().empty()) {
     notes.push_back(
         fmt::format("the session {} has to be computed again: {}", options.path, files->why_anew()));
   }
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<Session> session, MakeSession(options, std::move(files), notes));
-  // So that the next one finds a session, and no other process takes its place.
+  KVRUN_RETURN_IF_ERROR(session->SetNote(std::move(note)));
   KVRUN_RETURN_IF_ERROR(session->SavePoint());
   return session;
 }

@@ -136,6 +136,21 @@ uint32_t GroupStore::NumWritten(uint32_t layer, uint32_t stream) const {
                                checksums.begin());
 }
 
+Status GroupStore::CheckWritten(uint32_t stream, uint32_t n_groups) const {
+  for (uint32_t layer = 0; layer < shape_.n_layers; ++layer) {
+    const std::span<const uint32_t> of =
+        ChecksumsOf(layer, stream).first(std::min(n_groups, shape_.n_groups));
+    const auto lost = std::find(of.begin(), of.end(), kNotWritten);
+    if (lost == of.end()) continue;
+    return {
+        StatusCode::kIo,
+        fmt::format("group {} of layer {}, stream {} could not be written to flash, and the sequence has to "
+                    "be computed again",
+                    lost - of.begin(), layer, stream)};
+  }
+  return Status::Ok();
+}
+
 Status GroupStore::VisitState(StateVisitor& visitor, uint32_t n_lasting) {
   enum Item : uint16_t { kLasting, kChecksums };
   KVRUN_CHECK(file_.n_writes() == 0);

@@ -76,6 +76,9 @@ class GroupStore final : public RecordStore {
   // lies behind the first n_lasting groups is loaded only where n_lasting is what it was; before that all is,
   // and kInvalidArgument says that there are more.
   Status VisitState(StateVisitor& visitor, uint32_t n_lasting);
+  // kIo: a write of the stream's first n_groups has failed, in any layer, so that it has to be computed
+  // again.
+  Status CheckWritten(uint32_t stream, uint32_t n_groups) const;
 
   const IoMode& mode() const { return mode_; }
   const GroupStoreStats& stats() const { return stats_; }

@@ -107,10 +107,17 @@ std::array<std::byte, StateFileHeader::kBytes> StateFileHeader::Encode() const {
   return bytes;
 }
 
+bool StateFileHeader::MayBegin(std::span<const std::byte> bytes) {
+  return std::memcmp(bytes.data(), kFileMagic, std::min(bytes.size(), kMagicBytes)) == 0;
+}
+
 Result<StateFileHeader> StateFileHeader::Decode(std::span<const std::byte, kBytes> bytes,
                                                 const std::string& path) {
-  if (std::memcmp(bytes.data(), kFileMagic, kMagicBytes) != 0) {
-    return Status(StatusCode::kCorrupt,
+  // Damage of the first bytes leaves the others as they were; what is no session is not to be taken for one.
+  const bool has_sizes = Loaded<uint32_t>(bytes, kChunkBytesAt) == kStateChunkBytes &&
+                         Loaded<uint32_t>(bytes, kBlockBytesAt) == kStateBlockBytes;
+  if (std::memcmp(bytes.data(), kFileMagic, kMagicBytes) != 0 && !has_sizes) {
+    return Status(StatusCode::kInvalidArgument,
                   fmt::format("{} is no file of a session of kvrun: name another, or remove it", path));
   }
   if (!HoldsCheck(bytes, kFileCheckAt, StateCheckOf(bytes.first(kFileCheckAt), 0))) {

@@ -48,6 +48,8 @@ struct StateFileHeader {
 
   std::array<std::byte, kBytes> Encode() const;
   // `path`: for messages.
+  // Whether a file that begins so, with less than a header, may have been cut off.
+  static bool MayBegin(std::span<const std::byte> bytes);
   static Result<StateFileHeader> Decode(std::span<const std::byte, kBytes> bytes, const std::string& path);
 };
 

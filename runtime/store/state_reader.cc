@@ -19,7 +19,10 @@ class StateReader {
   Result<StateContents> Read() {
     KVRUN_ASSIGN_OR_RETURN(found_.size_bytes, file_.SizeBytes());
     std::array<std::byte, StateFileHeader::kBytes> bytes{};
-    if (found_.size_bytes >= bytes.size()) KVRUN_RETURN_IF_ERROR(file_.Read(0, bytes));
+    const auto begin = std::span(bytes).first(std::min<uint64_t>(found_.size_bytes, bytes.size()));
+    KVRUN_RETURN_IF_ERROR(file_.Read(0, begin));
+    if (begin.size() < bytes.size() && StateFileHeader::MayBegin(begin))
+      return Damage("its header is cut off");
     KVRUN_ASSIGN_OR_RETURN(const StateFileHeader header, StateFileHeader::Decode(bytes, file_.path()));
     found_.file_id = header.file_id;
     found_.end_bytes = kStateBlockBytes;

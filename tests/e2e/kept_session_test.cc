@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "runtime/engine/engine.h"
+#include "runtime/engine/session/session_list.h"
 #include "runtime/kv/plan/kv_method.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/method_exclusions.h"
@@ -204,6 +205,31 @@ TEST_F(KeptSessions, MayHaveAnotherBudgetAndContext) {
   Generate(*process.session, 10);
 }
 
+// Whatever else a plan for another budget would have: it goes on, or says why not, and nothing is lost.
+TEST_P(KeptSessionsOf, SurviveAnotherBudget) {
+  {
+    const Process process = Start(OptionsHere(), path_);
+    RunOrDie(process.session->Feed(0, ids_));
+    Generate(*process.session, 10);
+    RunOrDie(process.session->SavePoint());
+  }
+  const auto engine = OrDie(Engine::Create(*model_, EngineHere()));
+  for (const char* budget : {"1/2", "1/5", "1/1"}) {
+    SessionOptions options = Options(std::string("--kv-budget ") + budget, path_);
+    options.n_ctx = kContext + 50;
+    const auto session = engine->CreateSession(options);
+    if (!session.ok()) {
+      const StatusCode code = session.status().code();
+      EXPECT_TRUE(code == StatusCode::kInvalidArgument || code == StatusCode::kOutOfMemory)
+          << session.status().message();
+      continue;
+    }
+    EXPECT_EQ((*session)->Length(0), ids_.size() + 9) << budget;
+    Generate(**session, 5);
+  }
+  EXPECT_EQ(Start("", path_).session->Length(0), ids_.size() + 9);
+}
+
 TEST_F(KeptSessions, SayWhatDoesNotGoWithThem) {
   {
     const Process process = Start("--kv-method kvswap --kv-budget 1/3 --kv-type f16", path_);
@@ -239,6 +265,78 @@ TEST_F(KeptSessions, ThatAreDamagedAreComputedAgain) {
   EXPECT_NE(process.session->notes().front().find("computed again"), std::string::npos);
   RunOrDie(process.session->Feed(0, ids_));
   RunOrDie(process.session->SavePoint());
+}
+
+// What else is known of it is kept: how it was made, and the caller's note.
+TEST_F(KeptSessions, WhoseRecordsAreGoneAreComputedAgain) {
+  {
+    const Process process = Start("--kv-method kvswap --kv-budget 1/3 --kv-rank 8", path_);
+    RunOrDie(process.session->Feed(0, ids_));
+    RunOrDie(process.session->SetNote("what was said"));
+    RunOrDie(process.session->SavePoint());
+  }
+  fs::remove(path_ + ".kv");
+  const Process process = Start("", path_);
+  EXPECT_EQ(process.session->Length(0), 0U);
+  EXPECT_EQ(process.session->note(), "what was said");
+  ASSERT_TRUE(process.session->kv_report());
+  EXPECT_EQ(process.session->kv_report()->plan.index.rank, 8U);
+  RunOrDie(process.session->Feed(0, ids_));
+}
+
+// Whatever is there and is no session stays as it is.
+TEST_F(KeptSessions, DoNotTakeTheFilesOfOthers) {
+  const auto engine = OrDie(Engine::Create(*model_, EngineHere()));
+  const std::string novel = folder_.Write("novel.txt", std::string(100000, 'x'));
+  const std::string few = folder_.Write("few.txt", "few");
+  const std::string records = folder_.Write("new.session.kv", "of another");
+  for (const std::string& path : {novel, few, folder_.Path("new.session")}) {
+    const auto session = engine->CreateSession(Options("--kv-method kvswap --kv-budget 1/3", path));
+    EXPECT_EQ(session.status().code(), StatusCode::kInvalidArgument) << path;
+    if (fs::exists(path) && path != folder_.Path("new.session")) {
+      EXPECT_FALSE(RemoveSession(path).ok()) << path;
+    }
+  }
+  EXPECT_EQ(ReadWholeFile(novel), std::string(100000, 'x'));
+  EXPECT_EQ(ReadWholeFile(few), "few");
+  EXPECT_EQ(ReadWholeFile(records), "of another");
+}
+
+TEST_F(KeptSessions, AreListedCopiedAndRemoved) {
+  {
+    const Process process = Start("--kv-method kvswap --kv-budget 1/3", path_);
+    RunOrDie(process.session->Feed(0, ids_));
+    RunOrDie(process.session->SavePoint());
+    EXPECT_FALSE(RemoveSession(path_).ok());  // a process has it
+    EXPECT_FALSE(CopySession(path_, folder_.Path("two.session")).ok());
+  }
+  const std::string two = folder_.Path("two.session");
+  RunOrDie(CopySession(path_, two));
+  EXPECT_FALSE(CopySession(path_, two).ok());
+  const std::vector<KeptSessionInfo> sessions = OrDie(ListSessions(fs::path(path_).parent_path()));
+  ASSERT_EQ(sessions.size(), 2U);
+  for (const KeptSessionInfo& one : sessions) {
+    EXPECT_EQ(one.n_tokens, std::vector<uint64_t>{ids_.size()});
+    EXPECT_EQ(one.trouble, "");
+    EXPECT_GT(one.size_bytes, 10000U);
+  }
+  RunOrDie(RemoveSession(path_));
+  EXPECT_EQ(RemoveSession(path_).code(), StatusCode::kNotFound);
+  EXPECT_FALSE(fs::exists(path_ + ".kv"));
+  EXPECT_EQ(Start("", two).session->Length(0), ids_.size());
+}
+
+// An option that was damaged is no damage of the session.
+TEST_F(KeptSessions, OutliveAWrongOption) {
+  {
+    const Process process = Start("--kv-method kvswap --kv-budget 1/3", path_);
+    RunOrDie(process.session->Feed(0, ids_));
+    RunOrDie(process.session->SavePoint());
+  }
+  const std::string adapter = folder_.Write("adapter", std::string(5000, 'a'));
+  const auto engine = OrDie(Engine::Create(*model_, EngineHere()));
+  EXPECT_FALSE(engine->CreateSession(Options("--kv-adapter " + adapter, path_)).ok());
+  EXPECT_EQ(Start("", path_).session->Length(0), ids_.size());
 }
 
 }  // namespace kept_session

@@ -55,6 +55,9 @@ class ReopenedPass final : public ForwardPass {
   uint32_t max_rows() const override { return pass_->max_rows(); }
   uint32_t max_output_rows() const override { return pass_->max_output_rows(); }
   uint32_t n_vocab() const override { return pass_->n_vocab(); }
+  Status VisitState(StateVisitor& visitor, std::span<const uint32_t> lengths) override {
+    return pass_->VisitState(visitor, lengths);
+  }
   Status Run(const ForwardStep& step, std::span<const uint32_t> outputs, std::span<float> logits) override {
     // What the step takes back may be taken back before the pass is saved, as a session knows it.
     if (random_() % 2 == 0) {

@@ -39,6 +39,9 @@ struct FakePassOptions {
 
 class FakeForwardPass : public ForwardPass {
  public:
+  Status VisitState(StateVisitor& /*visitor*/, std::span<const uint32_t> /*lengths*/) override {
+    return {StatusCode::kUnsupported, "the fake keeps nothing"};
+  }
   explicit FakeForwardPass(FakePassOptions options);
 
   uint32_t max_rows() const override { return options_.max_rows; }

@@ -95,7 +95,8 @@ kvrun_status kvrun_session_set_note(kvrun_session* session, const char* note, si
   session->note.assign(note, size);
   return KVRUN_OK;
 }
-kvrun_status kvrun_session_note(const kvrun_session* session, char** note) {
+kvrun_status kvrun_session_note(const kvrun_session* session, char** note, size_t* size) {
+  if (size != nullptr) *size = session->note.size();
   return HandOut(session->note, note);
 }
 
@@ -125,16 +126,16 @@ kvrun_status kvrun_sessions_json(const char*, char** json) {
     sessions = {FakeInfo("new"), FakeInfo("old"), FakeInfo("broken")};
   return HandOut(sessions.dump(), json);
 }
-kvrun_status kvrun_session_info_json(const char* session, char** json) {
+kvrun_status kvrun_sessions_info_json(const char* session, char** json) {
   if (std::string(session) == "nope") return Fail(KVRUN_NOT_FOUND, "there is no session nope");
   return HandOut(FakeInfo(session).dump(), json);
 }
-kvrun_status kvrun_session_remove(const char* session) {
+kvrun_status kvrun_sessions_remove(const char* session) {
   if (std::string(session).find("broken") != std::string::npos)
     return Fail(KVRUN_INVALID_ARGUMENT, "process 7 has it");
   return std::string(session) == "nope" ? Fail(KVRUN_NOT_FOUND, "there is no session nope") : KVRUN_OK;
 }
-kvrun_status kvrun_session_copy(const char*, const char* to) {
+kvrun_status kvrun_sessions_copy(const char*, const char* to) {
   return std::string(to) == "old" ? Fail(KVRUN_INVALID_ARGUMENT, "old is there already") : KVRUN_OK;
 }
 

@@ -41,7 +41,7 @@ TEST_F(CliSessions, RunReadsWhatIsNewAlone) {
   EXPECT_EQ(again["cached_tokens"], first["prompt_tokens"]);
   EXPECT_EQ(again["prefill_tokens"], 10);
   // An edited middle costs what follows the edit; the same text its last token.
-  EXPECT_EQ(Json::parse(Run("a long test, and more", {"--json"}).out)["prefill_tokens"], 11);
+  EXPECT_EQ(Json::parse(Run("a long test, and more", {"--json"}).out)["prefill_tokens"], 12);
   EXPECT_EQ(Json::parse(Run("a long test, and more", {"--json"}).out)["prefill_tokens"], 1);
   EXPECT_PRED2(Contains, Run("a long test, and more!").err, "after 22 that were there");
 }

@@ -31,6 +31,9 @@ class WatchedPass : public ForwardPass {
   uint32_t max_rows() const override { return pass_->max_rows(); }
   uint32_t max_output_rows() const override { return pass_->max_output_rows(); }
   uint32_t n_vocab() const override { return pass_->n_vocab(); }
+  Status VisitState(StateVisitor& visitor, std::span<const uint32_t> lengths) override {
+    return pass_->VisitState(visitor, lengths);
+  }
 
   Status Run(const ForwardStep& step, std::span<const uint32_t> outputs, std::span<float> logits) override {
     const auto begin = std::chrono::steady_clock::now();

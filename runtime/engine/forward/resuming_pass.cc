@@ -76,7 +76,8 @@ Status ResumingPass::VisitCopies(StateVisitor& visitor, uint32_t nth) {
   enum Item : uint16_t { kPlaces = 102 };
   std::vector<uint32_t> places;
   for (const CopyPlaces::Place& place : places_.of(nth)) places.push_back(place.position);
-  KVRUN_RETURN_IF_ERROR(visitor.Vector({StatePart::kSequence, kPlaces, 0, nth}, &places, copies_.size()));
+  KVRUN_RETURN_IF_ERROR(
+      visitor.Vector({StatePart::kSequence, kPlaces, 0, nth}, &places, sequences_[nth].ids.capacity()));
   if (!std::is_sorted(places.begin(), places.end(), std::less_equal<>()) ||
       (!places.empty() && (places.front() == 0 || places.back() > sequences_[nth].ids.size()))) {
     return {StatusCode::kCorrupt, fmt::format("copies of sequence {} are of no place in it", nth)};

@@ -34,7 +34,8 @@ class OffloadedForwardPass final : public ForwardPass {
         spill_(std::move(spill)),
         prompt_rows_(commands_),
         refresh_(
-            *cache_, states_, [this](std::span<const StepRow> rows) { return RunPrompt(rows, {}); },
+            *cache_, states_, commands_.config().n_vocab,
+            [this](std::span<const StepRow> rows) { return RunPrompt(rows, {}); },
             [this] { return BeginDecode(); }),
         parts_(commands_.config().n_vocab) {}
 

@@ -8,9 +8,10 @@
 
 namespace kvrun {
 
-StaticRefresh::StaticRefresh(const RecordCache& cache, LayerStates& states, ComputePrompt compute_prompt,
-                             BeginDecode begin_decode)
+StaticRefresh::StaticRefresh(const RecordCache& cache, LayerStates& states, uint32_t n_vocab,
+                             ComputePrompt compute_prompt, BeginDecode begin_decode)
     : cache_(cache),
+      n_vocab_(n_vocab),
       states_(states),
       compute_prompt_(std::move(compute_prompt)),
       begin_decode_(std::move(begin_decode)) {
@@ -134,8 +135,15 @@ Status StaticRefresh::VisitState(StateVisitor& visitor, std::span<const uint32_t
     const uint32_t length = cache_.length(i);
     if (length >= lengths[i]) continue;  // what is more was truncated
     if (!recent_.empty() && recent_[i].begin() <= length && recent_[i].end >= lengths[i]) continue;
-    return {visitor.is_loading() ? StatusCode::kCorrupt : StatusCode::kInternal,
-            fmt::format("sequence {} has {} entries of {} tokens", i, length, lengths[i])};
+    if (visitor.is_loading()) {
+      return {StatusCode::kCorrupt,
+              fmt::format("sequence {} has {} entries of {} tokens", i, length, lengths[i])};
+    }
+    return {
+        StatusCode::kUnsupported,
+        fmt::format("sequence {} cannot be saved while {} of its {} tokens wait to be computed again: feed "
+                    "or generate first",
+                    i, lengths[i] - length, lengths[i])};
   }
   return Status::Ok();
 }
@@ -143,23 +151,26 @@ Status StaticRefresh::VisitState(StateVisitor& visitor, std::span<const uint32_t
 Status StaticRefresh::VisitSequence(StateVisitor& visitor, uint32_t i, uint32_t length) {
   enum Item : uint16_t { kEnds, kIds };
   constexpr uint32_t kNone = UINT32_MAX;
-  constexpr uint32_t kAside = 1000;  // behind all copies of ResumingPass
+  constexpr uint32_t kAside = 16000;  // behind all copies of ResumingPass
   RecentTokens& recent = recent_[i];
   std::array<uint32_t, 3> ends = {recent.end, recent.chosen_at, kNone};
   if (!asides_.empty() && asides_[i].position) ends[2] = *asides_[i].position;
+  // Another plan may choose sets by prompts alone.
+  if (visitor.is_loading() && !visitor.Has({StatePart::kPass, kEnds, 0, i})) return Status::Ok();
   KVRUN_RETURN_IF_ERROR(visitor.Array({StatePart::kPass, kEnds, 0, i}, std::span<uint32_t>(ends)));
   KVRUN_RETURN_IF_ERROR(visitor.Vector({StatePart::kPass, kIds, 0, i}, &recent.ids, recent.ids.capacity()));
   if (visitor.is_loading()) {
     recent.end = ends[0];
     recent.chosen_at = ends[1];
-    // What is behind them was taken back.
-    if (recent.end < recent.ids.size()) {
-      return {StatusCode::kCorrupt,
-              fmt::format("{} tokens of sequence {} end at {}", recent.ids.size(), i, recent.end)};
+    const auto is_id = [this](TokenId id) { return id >= 0 && static_cast<uint32_t>(id) < n_vocab_; };
+    if (recent.end < recent.ids.size() || !std::all_of(recent.ids.begin(), recent.ids.end(), is_id)) {
+      return {StatusCode::kCorrupt, fmt::format("the last {} tokens of sequence {}, up to {}, cannot be",
+                                                recent.ids.size(), i, recent.end)};
     }
   }
-  if (ends[2] == kNone) return Status::Ok();
-  if (asides_.empty() || ends[2] > std::max(length, cache_.length(i))) {
+  // A plan for another budget may set none aside.
+  if (ends[2] == kNone || asides_.empty()) return Status::Ok();
+  if (ends[2] > std::max(length, cache_.length(i))) {
     return {StatusCode::kCorrupt, fmt::format("states of sequence {} were set aside at {}", i, ends[2])};
   }
   Aside& aside = asides_[i];

@@ -26,7 +26,7 @@ class StaticRefresh {
   using BeginDecode = std::function<Status()>;
 
   // Cache and states must outlive it.
-  StaticRefresh(const RecordCache& cache, LayerStates& states, ComputePrompt compute_prompt,
+  StaticRefresh(const RecordCache& cache, LayerStates& states, uint32_t n_vocab, ComputePrompt compute_prompt,
                 BeginDecode begin_decode);
 
   // Before rows are computed: what ChooseAgain has forgotten and then could not compute is computed.
@@ -64,6 +64,7 @@ class StaticRefresh {
   };
 
   const RecordCache& cache_;
+  uint32_t n_vocab_;
   LayerStates& states_;
   ComputePrompt compute_prompt_;
   BeginDecode begin_decode_;

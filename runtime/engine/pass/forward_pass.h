@@ -69,9 +69,7 @@ class ForwardPass {
   // What it keeps of sequences that have `lengths` entries, [n_sequences]: saves, loads or counts it, between
   // steps. Loading is into a pass that was made the same way and has run nothing; after an error it may only
   // be destroyed.
-  virtual Status VisitState(StateVisitor& /*visitor*/, std::span<const uint32_t> /*lengths*/) {
-    return {StatusCode::kUnsupported, "what this KV method keeps cannot be saved yet"};
-  }
+  virtual Status VisitState(StateVisitor& visitor, std::span<const uint32_t> lengths) = 0;
   // Tokens that were computed once more, as layer states had gone beyond where a Run began. Of all Runs.
   virtual uint64_t recomputed_tokens() const { return 0; }
 };

@@ -78,6 +78,13 @@ namespace {
 
 enum Item : uint16_t { kTokens, kComputed, kFed, kLogits, kNote };
 
+Status VisitNote(StateVisitor& visitor, std::string* note) {
+  std::vector<uint8_t> bytes(note->begin(), note->end());
+  KVRUN_RETURN_IF_ERROR(visitor.Vector({StatePart::kSequence, kNote}, &bytes, Session::kMostNoteBytes));
+  note->assign(bytes.begin(), bytes.end());
+  return Status::Ok();
+}
+
 Status VisitSequence(StateVisitor& visitor, uint32_t nth, uint32_t n_ctx, uint32_t n_vocab,
                      SequenceState* state) {
   const auto key = [nth](Item item) { return StateKey{StatePart::kSequence, item, 0, nth}; };
@@ -105,10 +112,15 @@ uint64_t Session::CountTokens(const StateFile& state, uint32_t sequence) {
   return state.SizeOf({StatePart::kSequence, kTokens, 0, sequence}).value_or(0) / sizeof(TokenId);
 }
 
+Result<std::string> Session::ReadNote(const StateFile& state) {
+  StateLoader loader(state);
+  std::string note;
+  KVRUN_RETURN_IF_ERROR(VisitNote(loader, &note));
+  return note;
+}
+
 Status Session::VisitState(StateVisitor& visitor) {
-  std::vector<uint8_t> note(note_.begin(), note_.end());
-  KVRUN_RETURN_IF_ERROR(visitor.Vector({StatePart::kSequence, kNote}, &note, kMostNoteBytes));
-  note_.assign(note.begin(), note.end());
+  KVRUN_RETURN_IF_ERROR(VisitNote(visitor, &note_));
   std::vector<uint32_t> lengths(sequences_.size());
   for (uint32_t i = 0; i < sequences_.size(); ++i) {
     KVRUN_RETURN_IF_ERROR(VisitSequence(visitor, i, n_ctx_, n_vocab(), &sequences_[i]));
@@ -146,7 +158,7 @@ Status Session::CheckSequence(uint32_t sequence) const {
 Status Session::Truncate(uint32_t sequence, uint32_t length) {
   KVRUN_RETURN_IF_ERROR(CheckSequence(sequence));
   SequenceState& state = sequences_[sequence];
-  if (length > state.n_computed) {
+  if (length > state.n_computed && length != state.tokens.size()) {
     return Status(StatusCode::kInvalidArgument,
                   fmt::format("cannot truncate sequence {} to {} tokens: it has {}", sequence, length,
                               state.n_computed));

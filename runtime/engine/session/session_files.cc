@@ -1,5 +1,6 @@
 #include "runtime/engine/session/session_files.h"
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,11 +27,17 @@ Status VisitIdentity(StateVisitor& visitor, std::string* text) {
 }
 
 // What a session that was never saved, or is of no use any more, has left. Not where another process has it,
-// or where it is no file of this user's own.
-Status RemoveLeft(const std::string& path, const BlockFileOptions& options) {
+// or where it is no file of this user's own, or of no session (`is_of_session`).
+Status RemoveLeft(const std::string& path, bool is_of_session, const BlockFileOptions& options) {
   const Result<std::unique_ptr<BlockFile>> left = OpenNamedBlockFile(path, NamedFileUse::kWrite, options);
   if (left.status().code() == StatusCode::kNotFound) return Status::Ok();
   KVRUN_RETURN_IF_ERROR(left.status());
+  if (!is_of_session) {
+    return {StatusCode::kInvalidArgument,
+            fmt::format("{} is there already, and there is no session that it belongs to: remove it, or name "
+                        "another session",
+                        path)};
+  }
   return unlink(path.c_str()) == 0 ? Status::Ok() : StatusFromErrno(errno, "cannot remove " + path);
 }
 
@@ -41,20 +48,46 @@ SessionFiles::~SessionFiles() = default;
 Result<std::unique_ptr<SessionFiles>> SessionFiles::Open(const std::string& path) {
   std::unique_ptr<SessionFiles> files(new SessionFiles(path));
   Result<std::unique_ptr<StateFile>> state = StateFile::Open(path);
-  if (!state.ok()) {
-    const StatusCode code = state.status().code();
-    if (code != StatusCode::kNotFound && code != StatusCode::kCorrupt) return state.status();
-    KVRUN_RETURN_IF_ERROR(files->BeginAnew(code == StatusCode::kCorrupt ? state.status().message() : ""));
+  if (state.status().code() == StatusCode::kNotFound) {
+    KVRUN_RETURN_IF_ERROR(files->BeginNew());
     return files;
   }
-  files->state_ = std::move(state).value();
+  if (state.status().code() == StatusCode::kCorrupt) {
+    KVRUN_RETURN_IF_ERROR(files->BeginAnew(state.status().message()));
+    return files;
+  }
+  KVRUN_ASSIGN_OR_RETURN(files->state_, std::move(state));
+  files->has_files_ = true;
   Result<SessionIdentity> identity = ReadIdentityOf(*files->state_);
   if (identity.status().code() == StatusCode::kCorrupt) {
     KVRUN_RETURN_IF_ERROR(files->BeginAnew(identity.status().message()));
     return files;
   }
-  KVRUN_ASSIGN_OR_RETURN(files->identity_, std::move(identity));
+  KVRUN_RETURN_IF_ERROR(identity.status());
+  if (identity->is_begun()) files->identity_ = std::move(identity).value();
   return files;
+}
+
+// From now on no other process takes its place, and files of records beside it are its own.
+Status SessionFiles::BeginNew() {
+  KVRUN_ASSIGN_OR_RETURN(state_, StateFile::Create(path_));
+  KVRUN_RETURN_IF_ERROR(state_->BeginSave());
+  StateSaver saver(*state_);
+  std::string text = WriteIdentity({});
+  KVRUN_RETURN_IF_ERROR(VisitIdentity(saver, &text));
+  return state_->Commit();
+}
+
+std::string SessionFiles::ReadNote() const {
+  if (state_ == nullptr) return {};
+  const Result<std::string> note = Session::ReadNote(*state_);
+  return note.ok() ? *note : std::string();
+}
+
+// Passes it on.
+Status SessionFiles::Damaged(Status status) const {
+  if (is_damaged_ != nullptr) *is_damaged_ = status.code() == StatusCode::kCorrupt;
+  return status;
 }
 
 Result<SessionIdentity> SessionFiles::ReadIdentityOf(const StateFile& state) {
@@ -67,6 +100,7 @@ Result<SessionIdentity> SessionFiles::ReadIdentityOf(const StateFile& state) {
 Status SessionFiles::BeginAnew(const std::string& why) {
   identity_.reset();
   why_anew_ = why;
+  has_files_ = true;
   records_ = nullptr;
   rows_ = nullptr;
   state_.reset();
@@ -81,11 +115,11 @@ std::string SessionFiles::NameOf(Kind kind) const {
 Result<std::unique_ptr<BlockFile>> SessionFiles::Make(Kind kind, const BlockFileOptions& options,
                                                       const SizeFn& size) {
   const bool is_there = identity_.has_value();
-  if (!is_there) KVRUN_RETURN_IF_ERROR(RemoveLeft(NameOf(kind), options));
+  if (!is_there) KVRUN_RETURN_IF_ERROR(RemoveLeft(NameOf(kind), has_files_, options));
   Result<std::unique_ptr<BlockFile>> opened =
       OpenNamedBlockFile(NameOf(kind), is_there ? NamedFileUse::kWrite : NamedFileUse::kCreate, options);
   if (opened.status().code() == StatusCode::kNotFound) {
-    return Status(StatusCode::kCorrupt, opened.status().message());
+    return Damaged(Status(StatusCode::kCorrupt, opened.status().message()));
   }
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file, std::move(opened));
   IoMode mode = file->mode();
@@ -95,7 +129,7 @@ Result<std::unique_ptr<BlockFile>> SessionFiles::Make(Kind kind, const BlockFile
                          SavePointFile::Create(std::move(file), of_file.size_bytes, of_file.unit_bytes));
   if (is_there) {
     StateLoader loader(*state_);
-    KVRUN_RETURN_IF_ERROR(kept->VisitState(loader, static_cast<uint32_t>(kind)));
+    KVRUN_RETURN_IF_ERROR(Damaged(kept->VisitState(loader, static_cast<uint32_t>(kind))));
   }
   (kind == Kind::kRecords ? records_ : rows_) = kept.get();
   return std::unique_ptr<BlockFile>(std::move(kept));
@@ -103,7 +137,7 @@ Result<std::unique_ptr<BlockFile>> SessionFiles::Make(Kind kind, const BlockFile
 
 Status SessionFiles::Load(Session& session) {
   StateLoader loader(*state_);
-  return session.VisitState(loader);
+  return Damaged(session.VisitState(loader));
 }
 
 void SessionFiles::SetIdentity(SessionIdentity identity, const Tokenizer* tokenizer) {

@@ -42,6 +42,10 @@ class SessionFiles final : public KeptFiles, public KeptState {
   const std::string& why_anew() const { return why_anew_; }
   // What is there is of no use: it goes when the new one is first saved.
   Status BeginAnew(const std::string& why);
+  // Of the session that is there; empty where it cannot be read.
+  std::string ReadNote() const;
+  // Set where what is there turns out to be damaged while it is opened.
+  void TellDamage(std::shared_ptr<bool> is_damaged) { is_damaged_ = std::move(is_damaged); }
 
   // --- While the session is made.
   void SetRoom(uint32_t room_tokens) { room_tokens_ = room_tokens; }
@@ -58,6 +62,8 @@ class SessionFiles final : public KeptFiles, public KeptState {
 
  private:
   explicit SessionFiles(std::string path) : path_(std::move(path)) {}
+  Status BeginNew();
+  Status Damaged(Status status) const;
   std::string NameOf(Kind kind) const;
   std::string FirstWords(const Session& session) const;
 
@@ -67,6 +73,8 @@ class SessionFiles final : public KeptFiles, public KeptState {
   SessionIdentity saved_;                    // of what is saved
   const Tokenizer* tokenizer_ = nullptr;
   std::string why_anew_;
+  bool has_files_ = false;  // files of records that are there are a session's
+  std::shared_ptr<bool> is_damaged_;
   uint32_t room_tokens_ = 0;
   // Which the session's stores own.
   SavePointFile* records_ = nullptr;

@@ -60,14 +60,14 @@ bool ReadPair(const std::vector<std::string>& fields, Pairs* pairs) {
   return true;
 }
 
-// A line that is not known is of a later version of kvrun, which would have another version.
+// A line that is not known is of a later kvrun, which can do without it.
 bool ReadLine(const std::vector<std::string>& fields, SessionIdentity* identity) {
   const std::string& name = fields[0];
   if (name == "given") return ReadPair(fields, &identity->given);
   if (name == "settled") return ReadPair(fields, &identity->settled);
   if (name == "form") return ReadPair(fields, &identity->form);
   if (name == "flash") return ReadTimes(fields, &identity->flash_times);
-  if (fields.size() != 2) return false;
+  if (fields.size() != 2) return true;
   if (name == "model")
     identity->model = fields[1];
   else if (name == "model-name")
@@ -80,8 +80,6 @@ bool ReadLine(const std::vector<std::string>& fields, SessionIdentity* identity)
     return ReadNumber(fields[1], &identity->room_tokens);
   else if (name == "words")
     identity->words = fields[1];
-  else
-    return false;
   return true;
 }
 
@@ -91,6 +89,7 @@ constexpr std::string_view kFirstLine = "kvrun session";
 
 std::string WriteIdentity(const SessionIdentity& identity) {
   std::string text = fmt::format("{}\n", kFirstLine);
+  if (!identity.is_begun()) return text;
   const auto add = [&text](std::string_view name, const auto& value) {
     text += fmt::format("{}\t{}\n", name, Field(fmt::format("{}", value)));
   };
@@ -129,11 +128,12 @@ Result<SessionIdentity> ReadIdentity(std::string_view text) {
     is_first = false;
   }
   constexpr uint32_t kMostSequences = 16;
-  if (!identity.model.empty() && identity.n_sequences > 0 && identity.n_sequences <= kMostSequences &&
-      identity.n_ctx > 0) {
-    return identity;
+  const bool is_whole = !identity.model.empty() && identity.n_sequences > 0 &&
+                        identity.n_sequences <= kMostSequences && identity.n_ctx > 0;
+  if (is_first || (!is_whole && identity.is_begun())) {
+    return Status(StatusCode::kCorrupt, "the session does not say of which model and length it is");
   }
-  return Status(StatusCode::kCorrupt, "the session does not say of which model and length it is");
+  return identity;
 }
 
 Status SessionIdentity::Complete(KvSettings* settings, bool with_settled) const {

@@ -30,6 +30,9 @@ struct SessionIdentity {
   std::optional<FlashTimes> flash_times;  // what the plan was made with
   std::string words;                      // the text's first ones, for people
 
+  // False: its files were made, and nothing was saved yet.
+  bool is_begun() const { return !model.empty() || n_ctx > 0; }
+
   // Its options, where `settings` does not say otherwise.
   Status Complete(KvSettings* settings, bool with_settled) const;
 };

@@ -44,19 +44,16 @@ uint64_t BytesOnDisk(const std::string& path) {
 // What a state says of itself.
 Status Read(const StateFile& state, KeptSessionInfo* info) {
   KVRUN_ASSIGN_OR_RETURN(info->identity, SessionFiles::ReadIdentityOf(state));
+  if (!info->identity.is_begun()) return {StatusCode::kNotFound, "nothing was saved in it yet"};
   info->n_tokens.resize(info->identity.n_sequences);
   for (uint32_t i = 0; i < info->identity.n_sequences; ++i)
     info->n_tokens[i] = Session::CountTokens(state, i);
   return Status::Ok();
 }
 
-// One file; holes stay holes.
-Status CopyFile(const std::string& from, const std::string& to) {
-  const UniqueFd source(open(from.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-  if (source.get() < 0 && errno == ENOENT) return Status::Ok();
-  if (source.get() < 0) return StatusFromErrno(errno, "cannot read " + from);
-  const UniqueFd target(open(to.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (target.get() < 0) return StatusFromErrno(errno, "cannot make " + to);
+// Holes stay holes.
+Status CopyBytes(const UniqueFd& source, const std::string& from, const UniqueFd& target,
+                 const std::string& to) {
   struct stat facts {};
   if (fstat(source.get(), &facts) != 0) return StatusFromErrno(errno, "cannot read " + from);
   std::vector<char> buffer(1 << 20);
@@ -79,6 +76,18 @@ Status CopyFile(const std::string& from, const std::string& to) {
     return StatusFromErrno(errno, "cannot write " + to);
   }
   return Status::Ok();
+}
+
+// A file that it has begun goes where it fails.
+Status CopyFile(const std::string& from, const std::string& to) {
+  const UniqueFd source(open(from.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  if (source.get() < 0 && errno == ENOENT) return Status::Ok();
+  if (source.get() < 0) return StatusFromErrno(errno, "cannot read " + from);
+  const UniqueFd target(open(to.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (target.get() < 0) return StatusFromErrno(errno, "cannot make " + to);
+  Status copied = CopyBytes(source, from, target, to);
+  if (!copied.ok()) unlink(to.c_str());
+  return copied;
 }
 
 }  // namespace
@@ -115,13 +124,16 @@ Result<std::vector<KeptSessionInfo>> ListSessions(const std::string& folder) {
   return sessions;
 }
 
-// The state goes first: without it nothing of the others counts.
+// The state goes last, and is locked meanwhile: files of records without one would be nobody's.
 Status RemoveSession(const std::string& path) {
-  const Result<std::unique_ptr<StateFile>> state = StateFile::Open(path);  // locked while its files go
+  const Result<std::unique_ptr<StateFile>> state = StateFile::Open(path);
   const StatusCode code = state.status().code();
   if (code != StatusCode::kCorrupt && code != StatusCode::kUnsupported) KVRUN_RETURN_IF_ERROR(state.status());
-  for (const std::string& file : FilesOf(path)) {
-    if (unlink(file.c_str()) != 0 && errno != ENOENT) return StatusFromErrno(errno, "cannot remove " + file);
+  const std::vector<std::string> files = FilesOf(path);
+  for (size_t i = files.size(); i-- > 0;) {
+    if (unlink(files[i].c_str()) != 0 && errno != ENOENT) {
+      return StatusFromErrno(errno, "cannot remove " + files[i]);
+    }
   }
   return Status::Ok();
 }
@@ -139,7 +151,7 @@ Status CopySession(const std::string& from, const std::string& to) {
   for (size_t i = sources.size(); i-- > 0;) {
     const Status copied = CopyFile(sources[i], targets[i]);
     if (copied.ok()) continue;
-    for (size_t k = i; k < targets.size(); ++k) unlink(targets[k].c_str());
+    for (size_t k = i + 1; k < targets.size(); ++k) unlink(targets[k].c_str());
     return copied;
   }
   return Status::Ok();

@@ -430,7 +430,7 @@ KVRUN_API void kvrun_session_destroy(kvrun_session* session);
  * KV itself, which a method that keeps it on flash has written already. For apps that may be killed at any
  * moment: after a prompt was fed, and now and then while tokens are generated (between two calls of
  * kvrun_session_generate). After an error the last save point counts, and the session can be used and saved
- * again. KVRUN_INVALID_ARGUMENT if the session is not kept. */
+ * again. KVRUN_INVALID_ARGUMENT if the session is not kept. Not to be called in a callback of the session. */
 KVRUN_API kvrun_status kvrun_session_save(kvrun_session* session);
 /* Nonzero: kvrun_session_save keeps it. */
 KVRUN_API int kvrun_session_is_kept(const kvrun_session* session);
@@ -444,19 +444,20 @@ KVRUN_API size_t kvrun_session_tokens(const kvrun_session* session, uint32_t seq
 /* A few bytes of the caller's that are kept with the session, from the next kvrun_session_save on: what a chat
  * needs to go on, for instance. At most 64 MiB; they replace those that were there. */
 KVRUN_API kvrun_status kvrun_session_set_note(kvrun_session* session, const char* note, size_t size);
-/* Ends with a zero byte; to be freed with kvrun_string_free. Empty where there is none. */
-KVRUN_API kvrun_status kvrun_session_note(const kvrun_session* session, char** note);
+/* A zero byte follows it; to be freed with kvrun_string_free. Empty where there is none. size: of the note, where it
+ * may have zeros in it; may be NULL. */
+KVRUN_API kvrun_status kvrun_session_note(const kvrun_session* session, char** note, size_t* size);
 /* Those that are kept in a folder (NULL: the user's folder for sessions), the last used first. JSON array of
  * objects: name, path, model (its name), fingerprint, method, tokens [of each sequence], context, words (the
  * text's first ones), bytes (on the disk), used (seconds since 1970), options {as they were given}, form {what is
  * kept, in words}, trouble (null; or why it cannot be opened: the other fields may be empty then). */
 KVRUN_API kvrun_status kvrun_sessions_json(const char* folder, char** json);
 /* One of them, by its name or path. */
-KVRUN_API kvrun_status kvrun_session_info_json(const char* session, char** json);
+KVRUN_API kvrun_status kvrun_sessions_info_json(const char* session, char** json);
 /* Its files; KVRUN_INVALID_ARGUMENT if a process has it, KVRUN_NOT_FOUND if there is none. */
-KVRUN_API kvrun_status kvrun_session_remove(const char* session);
+KVRUN_API kvrun_status kvrun_sessions_remove(const char* session);
 /* The files of one that no process has, under a name that is free. */
-KVRUN_API kvrun_status kvrun_session_copy(const char* from, const char* to);
+KVRUN_API kvrun_status kvrun_sessions_copy(const char* from, const char* to);
 KVRUN_API uint32_t kvrun_session_context(const kvrun_session* session);
 /* The number of tokens whose KV is computed. The last generated token is not counted until the sequence is
  * fed or generated again. */

@@ -60,6 +60,8 @@ class GroupWriter {
   // Groups that a step before this one completed go to the store: those that this step leaves no room or use
   // for where they are, before any layer is served; and all of them, at any time.
   virtual Status StoreLeavingGroups() = 0;
+  // Whole groups of a sequence that are stored, from the first on.
+  virtual uint32_t n_stored(uint32_t sequence) const = 0;
   virtual Status StoreCompletedGroups() = 0;
 };
 

@@ -362,6 +362,7 @@ Status SequenceLedger::VisitState(StateVisitor& visitor) {
   for (uint32_t sequence = 0; sequence < n_sequences(); ++sequence) {
     const bool fits = lengths_[sequence] <= plan_.n_ctx &&
                       groups_stored_[sequence] <= lengths_[sequence] / group_tokens() &&
+                      groups_stored_[sequence] >= plan_.FirstWindowGroup(lengths_[sequence]) &&
                       (statics_ != nullptr || !is_to_take_back_[sequence]);
     if (!fits) {
       return {

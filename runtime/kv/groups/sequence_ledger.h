@@ -47,6 +47,7 @@ class SequenceLedger final : public KvLedger, public GroupWriter, public KeptSou
   void AddKeptPositions(uint32_t layer, uint32_t row, uint32_t head,
                         std::vector<uint32_t>* positions) const override;
   Status BeginStep(const KvStep& step) override;
+  uint32_t n_stored(uint32_t sequence) const override { return groups_stored_[sequence]; }
   Status StoreLeavingGroups() override;
   Status StoreCompletedGroups() override;
   void EndStep() override;

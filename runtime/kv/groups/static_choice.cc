@@ -200,6 +200,12 @@ Status StaticChoice::VisitState(StateVisitor& visitor) {
       const size_t list = ListOf(layer, stream);
       const auto key = [&](uint16_t item) { return StateKey{StatePart::kStaticSet, item, layer, stream}; };
       KVRUN_RETURN_IF_ERROR(visitor.Vector(key(kRanked), &ranked_[list], plan_.n_ctx));
+      std::vector<uint32_t> ranked = ranked_[list];
+      std::sort(ranked.begin(), ranked.end());
+      if (!AreAscending(ranked, plan_.n_ctx)) {
+        return {StatusCode::kCorrupt,
+                fmt::format("the static set of layer {}, stream {} has an entry twice", layer, stream)};
+      }
       for (size_t tier = 0; tier < tiers_.size(); ++tier) {
         std::vector<uint32_t>& positions = tiers_[tier][list];
         KVRUN_RETURN_IF_ERROR(

@@ -162,7 +162,9 @@ Status LowRankIndex::VisitState(StateVisitor& visitor, std::span<const uint32_t>
     }
   }
   is_ready_ = is_ready[0];
-  return Status::Ok();
+  const bool has_all = std::find(has_sides.begin(), has_sides.end(), false) == has_sides.end();
+  if (is_common_ || !is_ready_ || has_all) return Status::Ok();
+  return {StatusCode::kCorrupt, "the index has learned, and not all of its layers have"};
 }
 
 // As they are used: what they were computed from is gone.

@@ -137,7 +137,7 @@ void KvSlots::Truncate(uint32_t stream, uint32_t first) {
 }
 
 Status KvSlots::VisitMemory(StateVisitor& visitor, uint32_t layer, uint32_t stream,
-                            SlotCache::Memory* memory) {
+                            SlotCache::Memory* memory) const {
   enum Item : uint16_t {
     kStep = 1,
     kExtents,
@@ -149,15 +149,15 @@ Status KvSlots::VisitMemory(StateVisitor& visitor, uint32_t layer, uint32_t stre
     kTouchedAt
   };
   const auto key = [&](Item item) { return StateKey{StatePart::kSlots, item, layer, stream}; };
-  constexpr uint64_t kMost = uint64_t{1} << 24;
+  const uint64_t most = plan_.n_record_ids();  // of slots, too: more would be of no use
   KVRUN_RETURN_IF_ERROR(visitor.Value(key(kStep), &memory->step));
-  KVRUN_RETURN_IF_ERROR(visitor.Vector(key(kExtents), &memory->extents, kMost));
-  KVRUN_RETURN_IF_ERROR(visitor.Vector(key(kByExtent), &memory->by_extent, kMost));
-  KVRUN_RETURN_IF_ERROR(visitor.Vector(key(kLoadedAt), &memory->loaded_at, kMost));
-  KVRUN_RETURN_IF_ERROR(visitor.Vector(key(kUsedAt), &memory->used_at, kMost));
-  KVRUN_RETURN_IF_ERROR(visitor.Vector(key(kFrequency), &memory->frequency, kMost));
-  KVRUN_RETURN_IF_ERROR(visitor.Vector(key(kWeights), &memory->weights, kMost));
-  return visitor.Vector(key(kTouchedAt), &memory->touched_at, kMost);
+  KVRUN_RETURN_IF_ERROR(visitor.Vector(key(kExtents), &memory->extents, most));
+  KVRUN_RETURN_IF_ERROR(visitor.Vector(key(kByExtent), &memory->by_extent, most));
+  KVRUN_RETURN_IF_ERROR(visitor.Vector(key(kLoadedAt), &memory->loaded_at, most));
+  KVRUN_RETURN_IF_ERROR(visitor.Vector(key(kUsedAt), &memory->used_at, most));
+  KVRUN_RETURN_IF_ERROR(visitor.Vector(key(kFrequency), &memory->frequency, most));
+  KVRUN_RETURN_IF_ERROR(visitor.Vector(key(kWeights), &memory->weights, most));
+  return visitor.Vector(key(kTouchedAt), &memory->touched_at, most);
 }
 
 Status KvSlots::VisitState(StateVisitor& visitor) {
@@ -167,6 +167,8 @@ Status KvSlots::VisitState(StateVisitor& visitor) {
     for (const SlotCache& cache : caches_) memories.push_back(cache.Remember());
   }
   std::vector<bool> are_there{!memories.empty()};
+  // A plan for which they decided nothing has not saved them.
+  if (visitor.is_loading() && !visitor.Has({StatePart::kSlots, 0})) return Status::Ok();
   KVRUN_RETURN_IF_ERROR(visitor.Flags({StatePart::kSlots, 0}, &are_there));
   if (!are_there[0]) return Status::Ok();
   memories.resize(size_t{n_layers_} * plan_.n_streams);

@@ -107,8 +107,7 @@ class KvSlots {
   Status MakeAll();
   Status RecallLayer(uint32_t layer, std::span<const SlotCache::Memory> memories,
                      const RecallFns& of_records);
-  static Status VisitMemory(StateVisitor& visitor, uint32_t layer, uint32_t stream,
-                            SlotCache::Memory* memory);
+  Status VisitMemory(StateVisitor& visitor, uint32_t layer, uint32_t stream, SlotCache::Memory* memory) const;
 
   Device& device_;
   const KvPlan& plan_;

@@ -39,6 +39,7 @@ struct ClustersPlan : FamilyAnswers {
   uint32_t sink_entries(const KvPlan& /*plan*/) const { return n_sinks; }
   bool needs_queries() const { return true; }
   bool has_rows_file() const { return rows_on_flash; }
+  void AddForm(FamilyForm* form) const;
 };
 
 }  // namespace kvrun

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "runtime/device/device.h"
+#include "runtime/kv/plan/family_form.h"
 #include "runtime/kv/plan/selection_plan.h"
 #include "runtime/kv/plan/static_plan.h"
 
@@ -43,6 +44,7 @@ struct FamilyAnswers {
   bool needs_queries() const { return false; }
 
   // --- Storage.
+  void AddForm(FamilyForm* /*form*/) const {}          // what is stored, and by which options
   KvRecordShape lowered_record() const { return {}; }  // of entries whose precision was lowered
   bool has_rows_file() const { return false; }         // rows of the index lie in a file of their own
 };

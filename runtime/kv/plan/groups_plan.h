@@ -26,6 +26,7 @@ struct GroupsPlan : FamilyAnswers {
   uint32_t most_observed() const { return statics.observed_rows; }
   bool needs_queries() const { return statics.observed_rows > 0; }
   KvRecordShape lowered_record() const { return statics.low_record; }
+  void AddForm(FamilyForm* form) const;
 };
 
 }  // namespace kvrun

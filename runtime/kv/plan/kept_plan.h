@@ -25,6 +25,7 @@ struct KeptPlan : FamilyAnswers {
   bool observes_samples() const { return samples_rows; }
   bool needs_queries() const { return observed_rows > 0; }
   KvRecordShape lowered_record() const { return low_record; }
+  void AddForm(FamilyForm* form) const;
 };
 
 }  // namespace kvrun

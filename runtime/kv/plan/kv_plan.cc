@@ -46,6 +46,12 @@ uint32_t KvPlan::n_stored_groups() const {
   return Ask(*this, [](const auto& own) { return own.lays_pages(); }) ? 2 * n_groups() : n_groups();
 }
 
+FamilyForm KvPlan::family_form() const {
+  FamilyForm form;
+  Ask(*this, [&form](const auto& own) { own.AddForm(&form); });
+  return form;
+}
+
 uint32_t KvPlan::n_total() const {
   return std::max(choice.n_chosen, Ask(*this, [](const auto& own) { return own.n_total(); }));
 }

@@ -190,6 +190,8 @@ struct KvPlan {
   uint32_t n_groups() const { return (n_ctx + record.group_tokens - 1) / record.group_tokens; }
   // Of a stream: places of groups on flash; behind the groups are those of pages that were laid anew.
   uint32_t n_stored_groups() const;
+  // What the family says of what is stored.
+  FamilyForm family_form() const;
 
   // --- Layers.
   // M and C of all layers: none has a share of its own then.

@@ -125,7 +125,6 @@ class Clusters final : public KvFamily {
     plan.window.n_exact_groups = plan.of_clusters().n_sinks;
   }
 
-  void AddForm(const KvPlan& plan, FamilyForm* form) const override;
   void SizeParts(const KvSizeInput& input, KvPlan& plan) const override;
   uint64_t PromptBytes(const KvSizeInput& input, const KvPlan& plan) const override {
     return ClusterQueryBytes(input, plan);
@@ -183,22 +182,6 @@ void Clusters::SettleShape(uint32_t sinks, PlanDraft& draft) {
   clusters.layout = options.cluster_layout.value_or(ClusterLayout::kDualHead);
   clusters.update = options.cluster_update.value_or(ClusterUpdate::kAdaptive);
   clusters.rows_on_flash = options.rows_on_flash.value_or(false);
-}
-
-void Clusters::AddForm(const KvPlan& plan, FamilyForm* form) const {
-  const ClustersPlan& clusters = plan.of_clusters();
-  form->facts.emplace_back("clusters",
-                           fmt::format("{} of at most {}, {} pending, {} sinks", clusters.n_clusters,
-                                       clusters.max_entries, clusters.max_pending, clusters.n_sinks));
-  form->facts.emplace_back(
-      "clusters' layout",
-      fmt::format("{}, {}{}", ClusterLayoutName(clusters.layout), ClusterUpdateName(clusters.update),
-                  clusters.rows_on_flash ? ", representatives on flash" : ""));
-  form->options = {{"sinks", fmt::format("{}", clusters.n_sinks)},
-                   {"cluster-max", fmt::format("{}", clusters.max_entries)},
-                   {"cluster-room", fmt::format("{}", clusters.n_clusters)},
-                   {"pending", fmt::format("{}", clusters.max_pending)},
-                   {"layout", std::string(ClusterLayoutName(clusters.layout))}};
 }
 
 void Clusters::SizeParts(const KvSizeInput& input, KvPlan& plan) const {

@@ -138,7 +138,6 @@ class Groups final : public KvFamily {
         plan.method.selects() ? plan.choice.n_pinned : UsualSinkGroups(plan);
   }
 
-  void AddForm(const KvPlan& plan, FamilyForm* form) const override;
   void SizeParts(const KvSizeInput& input, KvPlan& plan) const override;
   uint64_t PromptBytes(const KvSizeInput& input, const KvPlan& plan) const override {
     const uint64_t observed = plan.has_statics() ? ObservedRowBytes(input, plan) : 0;
@@ -281,14 +280,6 @@ void Groups::AddParts(const KvSizeInput& input, KvPlan& plan) {
 }
 
 // With parts that have room for any share, where prompts say it.
-void Groups::AddForm(const KvPlan& plan, FamilyForm* form) const {
-  const GroupsPlan& groups = plan.of_groups();
-  if (groups.n_statics() == 0) return;
-  form->facts.emplace_back("static set", fmt::format("{}{}{}", KeptPrecisionsName(groups.statics.precisions),
-                                                     groups.statics.share.by_prompt ? ", as prompts say" : "",
-                                                     groups.lays_pages() ? ", pages" : ""));
-}
-
 void Groups::SizeParts(const KvSizeInput& input, KvPlan& plan) const {
   AddParts(input, plan);
   if (!plan.has_statics() || !plan.of_groups().statics.share.by_prompt) return;

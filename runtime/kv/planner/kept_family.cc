@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "runtime/kv/plan/kv_names.h"
 #include "runtime/kv/planner/describe_plan.h"
 #include "runtime/kv/planner/kv_family.h"
 #include "runtime/kv/planner/kv_plan_kept.h"
@@ -56,7 +55,6 @@ class Kept final : public KvFamily {
   }
   void SetExactGroups(KvPlan& /*plan*/) const override {}
 
-  void AddForm(const KvPlan& plan, FamilyForm* form) const override;
   void SizeParts(const KvSizeInput& input, KvPlan& plan) const override { SizeKeptParts(input, plan); }
   uint64_t PromptBytes(const KvSizeInput& input, const KvPlan& plan) const override {
     return ObservedRowBytes(input, plan);
@@ -72,14 +70,6 @@ class Kept final : public KvFamily {
     return fmt::format("keep at most {} entries (--kv-select)", most.EntriesOfSlots(most.choice.n_chosen));
   }
 };
-
-void Kept::AddForm(const KvPlan& plan, FamilyForm* form) const {
-  const KeptPlan& kept = plan.of_kept();
-  form->facts.emplace_back(
-      "kept entries", fmt::format("{}, {}, {}, {}", kept.n_entries, KeptSharesName(kept.shares),
-                                  KeptPrecisionsName(kept.precisions), AttentionMomentsName(kept.moments)));
-  form->options = {{"select", fmt::format("{}", kept.n_entries)}};
-}
 
 }  // namespace
 

@@ -18,7 +18,6 @@
 #include "runtime/kv/plan/kv_plan_input.h"
 #include "runtime/kv/planner/kv_plan_sizes.h"
 #include "runtime/kv/planner/plan_draft.h"
-#include "runtime/kv/planner/stored_form.h"
 
 namespace kvrun {
 
@@ -80,9 +79,6 @@ class KvFamily {
   virtual uint64_t ImageBytes(const KvPlan& /*plan*/) const { return 0; }
   // Of the projections of a prompt's keys; 0: they are not projected.
   virtual uint32_t projected_columns(const KvPlan& /*plan*/) const { return 0; }
-
-  // --- What a session keeps that is kept (stored_form.h), beyond what all methods have.
-  virtual void AddForm(const KvPlan& /*plan*/, FamilyForm* /*form*/) const {}
 
   // --- Words.
   // DescribePlan's, after what all methods have in common.

@@ -6,7 +6,6 @@
 #include <string_view>
 
 #include "runtime/kv/plan/kv_names.h"
-#include "runtime/kv/planner/kv_family.h"
 #include "runtime/kv/planner/kv_option_table.h"
 #include "runtime/kv/planner/kv_options.h"
 
@@ -18,12 +17,6 @@ std::string TextOf(const KvRecordShape& shape) {
                      shape.group_tokens, shape.n_heads, shape.head_dim);
 }
 
-FamilyForm FormOfFamily(const KvPlan& plan) {
-  FamilyForm form;
-  FamilyOf(plan.method).AddForm(plan, &form);
-  return form;
-}
-
 }  // namespace
 
 std::vector<StoredFact> StoredForm(const KvPlan& plan) {
@@ -31,6 +24,7 @@ std::vector<StoredFact> StoredForm(const KvPlan& plan) {
   facts.emplace_back("method", plan.method.name);
   facts.emplace_back("sequences", fmt::format("{}", plan.n_sequences));
   facts.emplace_back("records", TextOf(plan.record) + (plan.rotates ? ", rotated" : ""));
+  facts.emplace_back("read as", fmt::format("{} tokens", plan.slots.record.group_tokens));
   facts.emplace_back("window", fmt::format("{} entries in {} records of {}, {} exact", plan.window.n_entries,
                                            plan.window.n_records(), TextOf(plan.window.record),
                                            plan.window.n_exact_entries));
@@ -39,7 +33,7 @@ std::vector<StoredFact> StoredForm(const KvPlan& plan) {
     facts.emplace_back("index", fmt::format("{} columns of {}, {} rows a group", plan.index.rank,
                                             KvTypeName(plan.index.type), plan.index.rows()));
   }
-  const FamilyForm of_family = FormOfFamily(plan);
+  const FamilyForm of_family = plan.family_form();
   facts.insert(facts.end(), of_family.facts.begin(), of_family.facts.end());
   return facts;
 }
@@ -68,14 +62,14 @@ std::vector<std::pair<std::string, std::string>> SettledOptions(const KvPlan& pl
   std::vector<std::pair<std::string, std::string>> all = {
       {"method", std::string(plan.method.name)},
       {"type", fmt::format("{},{}", KvTypeName(plan.record.k_type), KvTypeName(plan.record.v_type))},
-      {"group", fmt::format("{}", plan.record.group_tokens)},
+      {"group", fmt::format("{}", plan.slots.record.group_tokens)},
       {"window", fmt::format("{}", plan.window.n_entries)},
       {"rank", fmt::format("{}", plan.index.rank)},
       {"index", std::string(KvTypeName(plan.index.type))},
       {"sinks", fmt::format("{}", plan.choice.n_pinned * plan.record.group_tokens)}};
-  for (const auto& [name, value] : FormOfFamily(plan).options) {
-    std::erase_if(all, [&name](const auto& one) { return one.first == name; });
-    all.emplace_back(name, value);
+  for (const auto& option : plan.family_form().options) {
+    std::erase_if(all, [&option](const auto& one) { return one.first == option.first; });
+    all.push_back(option);
   }
   // Those that the method has.
   KvSettings settings;

@@ -10,16 +10,7 @@
 
 namespace kvrun {
 
-// A name and what it is, as messages and files of sessions have them: {"records", "int8 int4 x 4 tokens"}.
-using StoredFact = std::pair<std::string, std::string>;
-
 std::vector<StoredFact> StoredForm(const KvPlan& plan);
-
-// What a family says of it, and the options that decide it: names without "--kv-", and values.
-struct FamilyForm {
-  std::vector<StoredFact> facts;
-  std::vector<std::pair<std::string, std::string>> options;
-};
 
 // "records are int8,int4 and not f16,f16; the window has 32 entries and not 64"; empty: they are the same.
 std::string DifferenceOf(const std::vector<StoredFact>& kept, const std::vector<StoredFact>& planned);

@@ -31,7 +31,7 @@ void ClusterServer::AddPositionsOf(const StreamStep& step, std::vector<uint32_t>
 
 bool ClusterServer::IsRecord(const StreamStep& step, uint32_t record) {
   const uint32_t cluster = record / plan_.records_per_extent();
-  if (cluster >= extents_.n_extents(step)) return false;
+  if (cluster >= extents_.n_extents(step) || plan_.records_per_extent() > plan_.choice.n_chosen) return false;
   const std::span<const uint32_t> records = extents_.Records(step, {&cluster, 1});
   return std::find(records.begin(), records.end(), record) != records.end();
 }

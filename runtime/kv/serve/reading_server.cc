@@ -34,11 +34,15 @@ void ReadingServer::EndStep() {
 
 Status ReadingServer::VisitState(StateVisitor& visitor) {
   enum Item : uint16_t { kThresholds = 100 };
-  if (read_limit_) {
+  const StateKey key{StatePart::kSlots, kThresholds};
+  if (read_limit_ && (!visitor.is_loading() || visitor.Has(key))) {
     std::vector<float> thresholds(plan_.n_streams);
     for (uint32_t i = 0; i < plan_.n_streams; ++i) thresholds[i] = read_limit_->threshold(i);
-    KVRUN_RETURN_IF_ERROR(visitor.Array({StatePart::kSlots, kThresholds}, std::span(thresholds)));
-    for (uint32_t i = 0; i < plan_.n_streams; ++i) read_limit_->SetThreshold(i, thresholds[i]);
+    KVRUN_RETURN_IF_ERROR(visitor.Array(key, std::span(thresholds)));
+    for (uint32_t i = 0; i < plan_.n_streams; ++i) {
+      if (!(thresholds[i] > 0.0F)) return {StatusCode::kCorrupt, "a threshold of reads is not above 0"};
+      read_limit_->SetThreshold(i, thresholds[i]);
+    }
   }
   return slots_.VisitState(visitor);
 }

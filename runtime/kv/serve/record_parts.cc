@@ -85,10 +85,22 @@ Status RecordParts::VisitState(StateVisitor& visitor) {
   std::vector<bool> has_share{has_static_share_};
   KVRUN_RETURN_IF_ERROR(visitor.Flags({StatePart::kLedger, kHasStaticShare}, &has_share));
   if (has_share[0]) SettleStaticShare();
-  if (stores.groups != nullptr) KVRUN_RETURN_IF_ERROR(stores.groups->VisitState(visitor, plan.n_groups()));
+  if (stores.groups != nullptr) {
+    KVRUN_RETURN_IF_ERROR(stores.groups->VisitState(visitor, plan.n_groups()));
+    KVRUN_RETURN_IF_ERROR(CheckStored());
+  }
   if (stores.clusters != nullptr) KVRUN_RETURN_IF_ERROR(stores.clusters->VisitState(visitor));
   if (stores.rows != nullptr) KVRUN_RETURN_IF_ERROR(stores.rows->VisitState(visitor));
   return family.in_memory != nullptr ? VisitSlots(visitor, lengths) : Status::Ok();
+}
+
+// What counts as stored is there.
+Status RecordParts::CheckStored() const {
+  for (uint32_t stream = 0; stream < plan.n_streams; ++stream) {
+    const uint32_t n_stored = family.groups->n_stored(stream / plan.heads_per_sequence());
+    KVRUN_RETURN_IF_ERROR(stores.groups->CheckWritten(stream, n_stored));
+  }
+  return Status::Ok();
 }
 
 Status RecordParts::FlushStores() {

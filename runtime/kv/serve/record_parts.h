@@ -68,6 +68,7 @@ struct RecordParts {
   Status MakeSlots();
   Status BeginChoosing();
   Status FlushStores();
+  Status CheckStored() const;
   Status VisitSlots(StateVisitor& visitor, std::span<const uint32_t> lengths);
   void SettleStaticShare();
 
