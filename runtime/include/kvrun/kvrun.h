@@ -415,42 +415,45 @@ KVRUN_API kvrun_status kvrun_config_json(const char* path, const kvrun_model* mo
                                          char** json);
 
 /* With `session` in the options, goes on with the session that is kept there, or begins one. Of one that is
- * there, n_sequences has to be the same; n_ctx is the least context; KV options that are not given are as they
- * were, and those that are given may change the budget and what is selected, but not what is kept
+ * there, n_sequences has to be the same; n_ctx is the least context; KV options that are not given are as
+ * they were, and those that are given may change the budget and what is selected, but not what is kept
  * (KVRUN_INVALID_ARGUMENT says what differs). What cannot be gone on with is begun anew, and a note of
  * kvrun_session_stats_json says why: files of another model or another version of kvrun are left as they are,
- * and the session is not kept then; damaged ones are replaced. KVRUN_INVALID_ARGUMENT if another process has the
- * session, or if what is there is not a regular file of this user. */
+ * and the session is not kept then; damaged ones are replaced. KVRUN_INVALID_ARGUMENT if another process has
+ * the session, or if what is there is not a regular file of this user. */
 KVRUN_API kvrun_status kvrun_session_create(kvrun_engine* engine, const kvrun_session_options* options,
                                             kvrun_session** session);
 /* What was computed since the last kvrun_session_save is not kept. */
 KVRUN_API void kvrun_session_destroy(kvrun_session* session);
 /* A save point of a session that is kept: whatever happens afterwards to the process or the machine, the
- * session goes on from here, or from a later save point. Writes what has changed since the last one, beside the
- * KV itself, which a method that keeps it on flash has written already. For apps that may be killed at any
- * moment: after a prompt was fed, and now and then while tokens are generated (between two calls of
+ * session goes on from here, or from a later save point. Writes what has changed since the last one, beside
+ * the KV itself, which a method that keeps it on flash has written already. For apps that may be killed at
+ * any moment: after a prompt was fed, and now and then while tokens are generated (between two calls of
  * kvrun_session_generate). After an error the last save point counts, and the session can be used and saved
  * again. KVRUN_INVALID_ARGUMENT if the session is not kept. Not to be called in a callback of the session. */
 KVRUN_API kvrun_status kvrun_session_save(kvrun_session* session);
 /* Nonzero: kvrun_session_save keeps it. */
 KVRUN_API int kvrun_session_is_kept(const kvrun_session* session);
-/* Copies the first `room` tokens of a sequence to ids, and answers how many it has; one that was generated last
- * and is not computed yet is among them. So a text that begins like one that was read need not be read again:
+/* Copies the first `room` tokens of a sequence to ids, and answers how many it has; one that was generated
+ * last and is not computed yet is among them. So a text that begins like one that was read need not be read
+ * again:
  *
  *   n = kvrun_session_tokens(session, 0, held, room);   how much of it begins like `ids`?
  *   kvrun_session_truncate(session, 0, common);         less than n_ids, so that something is left to be fed
  *   kvrun_session_feed(session, 0, ids + common, n_ids - common); */
-KVRUN_API size_t kvrun_session_tokens(const kvrun_session* session, uint32_t sequence, int32_t* ids, size_t room);
-/* A few bytes of the caller's that are kept with the session, from the next kvrun_session_save on: what a chat
- * needs to go on, for instance. At most 64 MiB; they replace those that were there. */
+KVRUN_API size_t kvrun_session_tokens(const kvrun_session* session, uint32_t sequence, int32_t* ids,
+                                      size_t room);
+/* A few bytes of the caller's that are kept with the session, from the next kvrun_session_save on: what a
+ * chat needs to go on, for instance. At most 64 MiB; they replace those that were there. */
 KVRUN_API kvrun_status kvrun_session_set_note(kvrun_session* session, const char* note, size_t size);
-/* A zero byte follows it; to be freed with kvrun_string_free. Empty where there is none. size: of the note, where it
- * may have zeros in it; may be NULL. */
+/* A zero byte follows it; to be freed with kvrun_string_free. Empty where there is none. size: of the note,
+ * where it may have zeros in it; may be NULL. */
 KVRUN_API kvrun_status kvrun_session_note(const kvrun_session* session, char** note, size_t* size);
 /* Those that are kept in a folder (NULL: the user's folder for sessions), the last used first. JSON array of
  * objects: name, path, model (its name), fingerprint, method, tokens [of each sequence], context, words (the
- * text's first ones), bytes (on the disk), used (seconds since 1970), options {as they were given}, form {what is
- * kept, in words}, trouble (null; or why it cannot be opened: the other fields may be empty then). */
+ * text's first ones), bytes (on the disk), used (seconds since 1970), options {as they were given}, form
+ * {what is kept, in words}, trouble (null; or why it cannot be opened: the other fields may be empty then).
+ */
 KVRUN_API kvrun_status kvrun_sessions_json(const char* folder, char** json);
 /* One of them, by its name or path. */
 KVRUN_API kvrun_status kvrun_sessions_info_json(const char* session, char** json);
