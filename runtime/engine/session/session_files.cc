@@ -1,6 +1,7 @@
 #include "runtime/engine/session/session_files.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -27,17 +28,11 @@ Status VisitIdentity(StateVisitor& visitor, std::string* text) {
 }
 
 // What a session that was never saved, or is of no use any more, has left. Not where another process has it,
-// or where it is no file of this user's own, or of no session (`is_of_session`).
-Status RemoveLeft(const std::string& path, bool is_of_session, const BlockFileOptions& options) {
+// or where it is no file of this user's own.
+Status RemoveLeft(const std::string& path, const BlockFileOptions& options) {
   const Result<std::unique_ptr<BlockFile>> left = OpenNamedBlockFile(path, NamedFileUse::kWrite, options);
   if (left.status().code() == StatusCode::kNotFound) return Status::Ok();
   KVRUN_RETURN_IF_ERROR(left.status());
-  if (!is_of_session) {
-    return {StatusCode::kInvalidArgument,
-            fmt::format("{} is there already, and there is no session that it belongs to: remove it, or name "
-                        "another session",
-                        path)};
-  }
   return unlink(path.c_str()) == 0 ? Status::Ok() : StatusFromErrno(errno, "cannot remove " + path);
 }
 
@@ -57,7 +52,6 @@ Result<std::unique_ptr<SessionFiles>> SessionFiles::Open(const std::string& path
     return files;
   }
   KVRUN_ASSIGN_OR_RETURN(files->state_, std::move(state));
-  files->has_files_ = true;
   Result<SessionIdentity> identity = ReadIdentityOf(*files->state_);
   if (identity.status().code() == StatusCode::kCorrupt) {
     KVRUN_RETURN_IF_ERROR(files->BeginAnew(identity.status().message()));
@@ -68,8 +62,17 @@ Result<std::unique_ptr<SessionFiles>> SessionFiles::Open(const std::string& path
   return files;
 }
 
-// From now on no other process takes its place, and files of records beside it are its own.
+// From now on no other process takes its place, and files of records beside it are its own: before that, they
+// are somebody else's.
 Status SessionFiles::BeginNew() {
+  for (const Kind kind : {Kind::kRecords, Kind::kRows}) {
+    struct stat facts {};
+    if (lstat(NameOf(kind).c_str(), &facts) != 0) continue;
+    return {StatusCode::kInvalidArgument,
+            fmt::format("{} is there already, and there is no session that it belongs to: remove it, or name "
+                        "another session",
+                        NameOf(kind))};
+  }
   KVRUN_ASSIGN_OR_RETURN(state_, StateFile::Create(path_));
   KVRUN_RETURN_IF_ERROR(state_->BeginSave());
   StateSaver saver(*state_);
@@ -100,7 +103,6 @@ Result<SessionIdentity> SessionFiles::ReadIdentityOf(const StateFile& state) {
 Status SessionFiles::BeginAnew(const std::string& why) {
   identity_.reset();
   why_anew_ = why;
-  has_files_ = true;
   records_ = nullptr;
   rows_ = nullptr;
   state_.reset();
@@ -115,7 +117,7 @@ std::string SessionFiles::NameOf(Kind kind) const {
 Result<std::unique_ptr<BlockFile>> SessionFiles::Make(Kind kind, const BlockFileOptions& options,
                                                       const SizeFn& size) {
   const bool is_there = identity_.has_value();
-  if (!is_there) KVRUN_RETURN_IF_ERROR(RemoveLeft(NameOf(kind), has_files_, options));
+  if (!is_there) KVRUN_RETURN_IF_ERROR(RemoveLeft(NameOf(kind), options));
   Result<std::unique_ptr<BlockFile>> opened =
       OpenNamedBlockFile(NameOf(kind), is_there ? NamedFileUse::kWrite : NamedFileUse::kCreate, options);
   if (opened.status().code() == StatusCode::kNotFound) {

@@ -73,7 +73,6 @@ class SessionFiles final : public KeptFiles, public KeptState {
   SessionIdentity saved_;                    // of what is saved
   const Tokenizer* tokenizer_ = nullptr;
   std::string why_anew_;
-  bool has_files_ = false;  // files of records that are there are a session's
   std::shared_ptr<bool> is_damaged_;
   uint32_t room_tokens_ = 0;
   // Which the session's stores own.

@@ -6,7 +6,7 @@
 #include <bit>
 #include <charconv>
 #include <cmath>
-#include <set>
+#include <map>
 
 namespace kvrun {
 namespace {
@@ -136,16 +136,19 @@ Result<SessionIdentity> ReadIdentity(std::string_view text) {
   return identity;
 }
 
+// An option of another method than the session's is refused where it is planned.
 Status SessionIdentity::Complete(KvSettings* settings, bool with_settled) const {
-  std::set<std::string> said;
-  for (const auto& [name, value] : settings->given) said.insert(name);
-  // An option of another method than the session's is refused where it is planned.
-  Pairs kept = given;
-  if (with_settled) kept.insert(kept.end(), settled.begin(), settled.end());
-  for (const auto& [name, value] : kept) {
-    if (!said.insert(name).second) continue;
+  for (const auto& [name, value] : given) {
+    if (settings->given.contains(name)) continue;
     KVRUN_RETURN_IF_ERROR(SetKvOption(name, value, settings));
   }
+  // What was settled was not given: another plan may settle it otherwise.
+  const std::map<std::string, std::string> were_given = settings->given;
+  for (const auto& [name, value] : settled) {
+    if (!with_settled || were_given.contains(name)) continue;
+    KVRUN_RETURN_IF_ERROR(SetKvOption(name, value, settings));
+  }
+  settings->given = were_given;
   return Status::Ok();
 }
 
