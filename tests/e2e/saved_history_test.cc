@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <random>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -101,7 +102,35 @@ class ReopenedPass final : public ForwardPass {
   uint32_t n_reopened_ = 0;
 };
 
-class SavedHistory : public ::testing::TestWithParam<KvMethod> {
+// Loads zeros in place of all that one part has saved.
+class WithoutAPart final : public StateVisitor {
+ public:
+  WithoutAPart(const StateFile& file, StatePart part) : loader_(file), part_(part) {}
+  bool is_loading() const override { return true; }
+  bool Has(const StateKey& key) const override { return loader_.Has(key); }
+  Status Bytes(const StateKey& key, std::span<std::byte> bytes) override {
+    KVRUN_RETURN_IF_ERROR(loader_.Bytes(key, bytes));
+    if (key.part == part_) std::fill(bytes.begin(), bytes.end(), std::byte{0});
+    return Status::Ok();
+  }
+  Result<uint64_t> Size(const StateKey& key, uint64_t size_bytes, uint64_t most_bytes,
+                        uint32_t unit_bytes) override {
+    return loader_.Size(key, size_bytes, most_bytes, unit_bytes);
+  }
+  Status Pieces(const StateKey& key, uint64_t size_bytes, std::span<std::byte> piece,
+                const MoveFn& move) override {
+    return loader_.Pieces(key, size_bytes, piece, [&](uint64_t at, std::span<std::byte> some) {
+      if (key.part == part_) std::fill(some.begin(), some.end(), std::byte{0});
+      return move(at, some);
+    });
+  }
+
+ private:
+  StateLoader loader_;
+  StatePart part_;
+};
+
+class SavedHistoryBase : public ::testing::Test {
  protected:
   void SetUp() override {
     if (SharedDevice() == nullptr) GTEST_SKIP() << "no device";
@@ -109,11 +138,11 @@ class SavedHistory : public ::testing::TestWithParam<KvMethod> {
     ASSERT_EQ(loaded_.model->config.n_vocab, kHistoryVocabulary);
   }
 
-  KvPlan PlanOf(const std::string& options, uint32_t n_sequences) const {
+  KvPlan PlanOf(const std::string& method, const std::string& options, uint32_t n_sequences) const {
     KvSettings settings;
     settings.storage.folder = folder_.Path("kv");
     settings.storage.allow_tmpfs = true;
-    RunOrDie(ParseKvOptions(fmt::format("--kv-method {} {}", GetParam().name, options), &settings));
+    RunOrDie(ParseKvOptions(fmt::format("--kv-method {} {}", method, options), &settings));
     return OrDie(PlanSessionKv(*loaded_.model, settings, kHistoryContext, n_sequences));
   }
 
@@ -135,12 +164,12 @@ class SavedHistory : public ::testing::TestWithParam<KvMethod> {
     return loaded_.NewPass(options);
   }
 
-  void ExpectSame(const std::string& options) const {
+  void ExpectSame(const std::string& method, const std::string& options) const {
     const Seeds seeds = SeedsHere(kUsualHistories);
     for (uint64_t seed = seeds.first; seed < seeds.end() && !HasFailure(); ++seed) {
       const History history = MakeHistory(seed);
       SCOPED_TRACE(Describe(history));
-      const KvPlan plan = PlanOf(options, history.n_sequences);
+      const KvPlan plan = PlanOf(method, options, history.n_sequences);
       Mischief none;
       const uint64_t bytes_before = KvBytesInUse(loaded_);
       const auto run = [&](ForwardPass& pass) {
@@ -161,6 +190,13 @@ class SavedHistory : public ::testing::TestWithParam<KvMethod> {
 
   TemporaryFolder folder_;
   LoadedModel loaded_;
+};
+
+class SavedHistory : public SavedHistoryBase, public ::testing::WithParamInterface<KvMethod> {
+ protected:
+  void ExpectSame(const std::string& options) const {
+    SavedHistoryBase::ExpectSame(std::string(GetParam().name), options);
+  }
 };
 
 INSTANTIATE_TEST_SUITE_P(All, SavedHistory, ::testing::ValuesIn(KvMethods().begin(), KvMethods().end()),
@@ -186,6 +222,83 @@ INSTANTIATE_TEST_SUITE_P(All, SavedHistoryOfLimitedReads,
                          MethodTestName);
 
 TEST_P(SavedHistoryOfLimitedReads, SlotsAreAPartOfIt) { ExpectSame("--kv-budget 1/3 --kv-reads 1"); }
+
+struct PartsCase {
+  std::string name;  // of the method
+  std::string options;
+};
+
+class SavedParts : public SavedHistoryBase, public ::testing::WithParamInterface<PartsCase> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    All, SavedParts,
+    ::testing::Values(PartsCase{"full", "--kv-type int8"},
+                      PartsCase{"kvswap", "--kv-type int4 --kv-select 24 --kv-window 16 --kv-reads 1"},
+                      PartsCase{"prkv", "--kv-select 48 --kv-window 16"},
+                      PartsCase{"dynakv", "--kv-type int8 --kv-select 24 --kv-window 16 --kv-cluster 8"},
+                      PartsCase{"arkv", "--kv-select 32 --kv-window 16"},
+                      PartsCase{"lazyeviction", "--kv-select 32 --kv-window 16"}),
+    [](const ::testing::TestParamInfo<PartsCase>& test) { return test.param.name; });
+
+// Without any part of what is saved it is refused, or says something else. (Of parts that hold zeros alone,
+// such as means that are not taken of so short a text, that cannot be said.)
+TEST_P(SavedParts, NoneIsSavedInVain) {
+  const KvPlan plan = PlanOf(GetParam().name, GetParam().options, 1);
+  PassFiles files;
+  const std::vector<int> ids = SomeIds(kHistoryContext, 4, kHistoryVocabulary);
+  constexpr uint32_t kPrompt = 110;
+  constexpr uint32_t kSaved = 125;
+  const auto token = [&](ForwardPass& pass, uint32_t at, std::vector<float>* logits) {
+    const ForwardStep step(SpanKind::kDecode, {ids[at], at, 0});
+    logits->resize(kHistoryVocabulary);
+    const uint32_t output = 0;
+    return pass.Run(step, {&output, 1}, *logits);
+  };
+  auto pass = NewPass(plan, files);
+  ForwardStep prompt;
+  prompt.Add(SpanKind::kPrompt, std::span(ids).first(kPrompt), 0, 0);
+  RunOrDie(pass->Run(prompt, {}, {}));
+  std::vector<float> logits;
+  for (uint32_t at = kPrompt; at < kSaved; ++at) RunOrDie(token(*pass, at, &logits));
+  const std::vector<uint32_t> lengths = {kSaved};
+  {
+    const auto file = OrDie(StateFile::Create(folder_.Path("state")));
+    RunOrDie(file->BeginSave());
+    StateSaver saver(*file);
+    RunOrDie(pass->VisitState(saver, lengths));
+    RunOrDie(file->Commit());
+  }
+  // The records as they are now, for each pass.
+  const auto copy = [](const SharedBytes& bytes) { return std::make_shared<std::vector<std::byte>>(*bytes); };
+  const PassFiles saved{copy(files.records), copy(files.rows)};
+  std::vector<std::vector<float>> expected;
+  for (uint32_t at = kSaved; at < kHistoryContext; ++at) {
+    RunOrDie(token(*pass, at, &logits));
+    expected.push_back(logits);
+  }
+  const auto file = OrDie(StateFile::Open(folder_.Path("state"), /*read_only=*/true));
+  std::set<StatePart> parts;
+  file->ForEach([&](const StateKey& key, uint64_t size_bytes) {
+    std::vector<std::byte> bytes(size_bytes);
+    RunOrDie(file->Read(key, 0, bytes));
+    if (std::any_of(bytes.begin(), bytes.end(), [](std::byte one) { return one != std::byte{0}; })) {
+      parts.insert(key.part);
+    }
+  });
+  ASSERT_FALSE(parts.empty());
+  for (const StatePart part : parts) {
+    pass.reset();
+    pass = NewPass(plan, {copy(saved.records), copy(saved.rows)});
+    WithoutAPart visitor(*file, part);
+    Status status = pass->VisitState(visitor, lengths);
+    bool is_same = status.ok();
+    for (uint32_t at = kSaved; at < kHistoryContext && status.ok() && is_same; ++at) {
+      status = token(*pass, at, &logits);
+      is_same = status.ok() && logits == expected[at - kSaved];
+    }
+    EXPECT_FALSE(is_same) << "part " << static_cast<int>(part);
+  }
+}
 
 }  // namespace saved_history
 }  // namespace
