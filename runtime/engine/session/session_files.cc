@@ -1,5 +1,6 @@
 #include "runtime/engine/session/session_files.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -173,6 +174,8 @@ Status SessionFiles::Save(Session& session) {
   if (records_ != nullptr) records_->EndSave();
   if (rows_ != nullptr) rows_->EndSave();
   identity_ = saved_;
+  // Also where nothing had changed: those that were not used for longest are pruned first.
+  (void)utimensat(AT_FDCWD, path_.c_str(), nullptr, AT_SYMLINK_NOFOLLOW);
   return Status::Ok();
 }
 
