@@ -26,6 +26,8 @@ namespace kvrun::cli {
 namespace {
 
 constexpr uint32_t kDefaultMaxTokens = 256;
+// As many are read again sooner than a save point is made for them.
+constexpr uint64_t kFewTokens = 32;
 constexpr const char* kLongHint =
     "; --long cut leaves out the middle of the documents, and --long split asks them in parts";
 
@@ -118,8 +120,7 @@ class PromptRunner {
     const LoadedEngine loaded = LoadEngine(model_, options_.shared, &progress_);
     const Session session = StartSession(loaded, options_.shared, &plan, &progress_);
     if (parts_.size() > 1) AskAll(session);
-    Read(session);
-    Keep(session);  // whatever becomes of the answer
+    if (Read(session) >= kFewTokens) Keep(session);  // whatever becomes of the answer
     const Answer answer = Generated(session);
     const bool is_kept = Keep(session);
     Report(options_, model_, session, loaded.info, prompt_, answer);
@@ -174,13 +175,15 @@ class PromptRunner {
                          : EncodePlain(model_, options_.form, text, "the prompt");
   }
 
-  void Read(const Session& session) {
+  // How many tokens had to be read.
+  uint64_t Read(const Session& session) {
     try {
       const std::string why_anew = FeedRest(session, prompt_.ids);
       progress_.Clear();
       if (!why_anew.empty() && !options_.shared.quiet) {
         PrintMessage("note: the text was read again from its beginning: " + why_anew);
       }
+      return SessionStats(session)["prefill_tokens"].get<uint64_t>();
     } catch (const Interruption&) {
       Keep(session);  // what was read need not be read again
       throw;

@@ -32,7 +32,8 @@ namespace kvrun {
 
 class StateFileIo;
 
-inline constexpr uint32_t kStateChunkBytes = 64 * 1024;
+// A page of most flash. A list that grew writes its last chunk anew: of 8B's KV in memory, 512 lists, 4 MiB.
+inline constexpr uint32_t kStateChunkBytes = 16 * 1024;
 
 // What an item is. Items of one part do not mind those of another.
 enum class StatePart : uint16_t {

@@ -216,7 +216,7 @@ TEST(StateFileDamage, AChangedByteIsNeverRead) {
   EXPECT_EQ(
       status.message(),
       "the session's file s is damaged: item 1 of part 3 (layer 0, stream 0) is not what was written, at "
-      "byte 73728: the session has to be computed again, or its file copied again");
+      "byte 24576: the session has to be computed again, or its file copied again");
   io.Bytes(kDamagedName).resize(begin + kStateChunkBytes);
   EXPECT_EQ(file->Read(KeyOf(1), 2 * kStateChunkBytes, part).code(), StatusCode::kCorrupt) << "cut meanwhile";
 }
@@ -248,7 +248,7 @@ TEST(StateFileDamage, OtherVersionsAndFlagsAreNamed) {
       "that wrote it, or compute the session again");
   EXPECT_EQ(
       message_with(16, 4096),
-      "the session's file s has chunks of 4096 bytes and blocks of 4096, and this kvrun reads 65536 and "
+      "the session's file s has chunks of 4096 bytes and blocks of 4096, and this kvrun reads 16384 and "
       "4096: use the kvrun that wrote it, or compute the session again");
   io.Bytes(kDamagedName) = whole;
   SetHeader(io.Bytes(kDamagedName), 8, 1);

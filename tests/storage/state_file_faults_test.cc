@@ -275,7 +275,7 @@ TEST(StateFileFaults, AFileThatCannotBeWrittenAnewGoesOn) {
   io.error_number = ENOSPC;
   const auto file = OrDie(StateFile::Create(folder.Path("s"), &io));
   const auto model_of = [](uint64_t version) {
-    return StateModel{{KeyOf(1), StatePattern(6 * kStateChunkBytes, version)}};
+    return StateModel{{KeyOf(1), StatePattern(24 * kStateChunkBytes, version)}};
   };
   RunOrDie(SaveState(*file, model_of(0)));
   io.makes_no_file = true;

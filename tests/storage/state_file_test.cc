@@ -193,13 +193,13 @@ TEST_F(StateFileTest, SavesThatAreNotInOrderAreRefusedAndLeaveWhatThereWas) {
 
 TEST_F(StateFileTest, WhatIsOfNoUseIsDroppedWhereItIsMoreThanTheRest) {
   const auto file = OrDie(StateFile::Create(path_));
-  StateModel model = {{KeyOf(1), StatePattern(12 * kChunk, 0)}};
+  StateModel model = {{KeyOf(1), StatePattern(48 * kChunk, 0)}};
   uint64_t most_bytes = 0;
   uint64_t last_bytes = 0;
   int n_whole = 0;
   for (uint64_t save = 1; save <= 60; ++save) {
-    model[KeyOf(1)] = StatePattern(12 * kChunk, save / 3);
-    model[KeyOf(2)] = StatePattern(3 * kChunk, save);
+    model[KeyOf(1)] = StatePattern(48 * kChunk, save / 3);
+    model[KeyOf(2)] = StatePattern(12 * kChunk, save);
     Written(*file, model);
     EXPECT_EQ(NumFiles(), 1U);
     n_whole += file->file_bytes() < last_bytes ? 1 : 0;
@@ -208,7 +208,7 @@ TEST_F(StateFileTest, WhatIsOfNoUseIsDroppedWhereItIsMoreThanTheRest) {
   }
   EXPECT_GT(n_whole, 5);
   EXPECT_LT(n_whole, 30);
-  EXPECT_LT(most_bytes, 4 * 15 * kChunk);
+  EXPECT_LT(most_bytes, 4 * 60 * kChunk);
 }
 
 TEST_F(StateFileTest, SmallSavesStayOneFileUntilThereAreMany) {

@@ -15,7 +15,7 @@ namespace kvrun {
 
 class BufferItems {
  public:
-  static constexpr size_t kPieceBytes = 16 * kStateChunkBytes;
+  static constexpr size_t kPieceBytes = 64 * kStateChunkBytes;
 
   // Both must outlive it.
   BufferItems(Device& device, StateVisitor& visitor)

@@ -55,7 +55,7 @@ Status EvictingLedger::VisitState(StateVisitor& visitor) {
   const bool has_same_room = n_entries == n_own;
   KVRUN_RETURN_IF_ERROR(VisitShares(visitor, has_same_room));
   KVRUN_RETURN_IF_ERROR(VisitQuotas(visitor, has_same_room));
-  std::vector<std::byte> piece(kStateChunkBytes);
+  std::vector<std::byte> piece(4 * kStateChunkBytes);
   for (uint32_t layer = 0; layer < n_layers_; ++layer) {
     KVRUN_RETURN_IF_ERROR(VisitWindow(visitor, layer));
     if (!layers_.empty()) KVRUN_RETURN_IF_ERROR(layers_[layer].Refresh());
