@@ -338,6 +338,19 @@ TEST_F(KeptSessions, OutliveAWrongOption) {
   EXPECT_EQ(Start("", path_).session->Length(0), ids_.size());
 }
 
+TEST_F(KeptSessions, ThatCannotBeMadeLeaveNothing) {
+  const auto engine = OrDie(Engine::Create(*model_, EngineHere()));
+  const std::string adapter = folder_.Write("adapter", std::string(5000, 'a'));
+  for (const std::string& options : {"--kv-adapter " + adapter, std::string("--kv-budget 100")}) {
+    EXPECT_FALSE(engine->CreateSession(Options("--kv-method kvswap " + options, path_)).ok());
+    EXPECT_FALSE(fs::exists(path_)) << options;
+    EXPECT_FALSE(fs::exists(path_ + ".kv")) << options;
+  }
+  // One that was saved stays, whatever comes after.
+  RunOrDie(Start("--kv-method kvswap --kv-budget 1/3", path_).session->Feed(0, ids_));
+  EXPECT_TRUE(fs::exists(path_));
+}
+
 }  // namespace kept_session
 }  // namespace
 }  // namespace kvrun::testing

@@ -39,7 +39,10 @@ Status RemoveLeft(const std::string& path, const BlockFileOptions& options) {
 
 }  // namespace
 
-SessionFiles::~SessionFiles() = default;
+// The state file's lock is still held.
+SessionFiles::~SessionFiles() {
+  for (const std::string& name : made_) (void)unlink(name.c_str());
+}
 
 Result<std::unique_ptr<SessionFiles>> SessionFiles::Open(const std::string& path) {
   std::unique_ptr<SessionFiles> files(new SessionFiles(path));
@@ -79,7 +82,9 @@ Status SessionFiles::BeginNew() {
   StateSaver saver(*state_);
   std::string text = WriteIdentity({});
   KVRUN_RETURN_IF_ERROR(VisitIdentity(saver, &text));
-  return state_->Commit();
+  KVRUN_RETURN_IF_ERROR(state_->Commit());
+  made_.push_back(path_);
+  return Status::Ok();
 }
 
 std::string SessionFiles::ReadNote() const {
@@ -125,6 +130,7 @@ Result<std::unique_ptr<BlockFile>> SessionFiles::Make(Kind kind, const BlockFile
     return Damaged(Status(StatusCode::kCorrupt, opened.status().message()));
   }
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file, std::move(opened));
+  if (!made_.empty()) made_.push_back(NameOf(kind));
   IoMode mode = file->mode();
   mode.alignment_bytes = std::max(mode.alignment_bytes, SavePointFile::kAlignmentBytes);
   const KvFileSize of_file = size(mode);
@@ -174,6 +180,7 @@ Status SessionFiles::Save(Session& session) {
   if (records_ != nullptr) records_->EndSave();
   if (rows_ != nullptr) rows_->EndSave();
   identity_ = saved_;
+  made_.clear();
   // Also where nothing had changed: those that were not used for longest are pruned first.
   (void)utimensat(AT_FDCWD, path_.c_str(), nullptr, AT_SYMLINK_NOFOLLOW);
   return Status::Ok();

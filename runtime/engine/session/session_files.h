@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "platform/base/status.h"
 #include "runtime/engine/session/session.h"
@@ -34,6 +35,7 @@ class SessionFiles final : public KeptFiles, public KeptState {
   // user's own file, or another process has it; kUnsupported: it is of another version of kvrun, and is left
   // alone.
   static Result<std::unique_ptr<SessionFiles>> Open(const std::string& path);
+  // A new session that was never saved leaves nothing.
   ~SessionFiles() override;
 
   const std::string& path() const { return path_; }
@@ -75,6 +77,7 @@ class SessionFiles final : public KeptFiles, public KeptState {
   std::string why_anew_;
   std::shared_ptr<bool> is_damaged_;
   uint32_t room_tokens_ = 0;
+  std::vector<std::string> made_;  // names of a new session, until it is saved
   // Which the session's stores own.
   SavePointFile* records_ = nullptr;
   SavePointFile* rows_ = nullptr;
