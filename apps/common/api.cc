@@ -130,6 +130,10 @@ std::vector<int32_t> TokensOf(const Session& session, uint32_t sequence) {
   return ids;
 }
 
+size_t CommonLength(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
+  return static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
+}
+
 std::string FeedFrom(const Session& session, const std::vector<int32_t>& ids, size_t kept) {
   const auto feed_from = [&](size_t begin) {
     Check(kvrun_session_truncate(session.get(), 0, static_cast<uint32_t>(begin)));
@@ -150,9 +154,7 @@ std::string FeedFrom(const Session& session, const std::vector<int32_t>& ids, si
 }
 
 std::string FeedRest(const Session& session, const std::vector<int32_t>& ids) {
-  const std::vector<int32_t> held = TokensOf(session, 0);
-  const auto differs = std::mismatch(held.begin(), held.end(), ids.begin(), ids.end()).first;
-  const auto common = static_cast<size_t>(differs - held.begin());
+  const size_t common = CommonLength(TokensOf(session, 0), ids);
   if (common == 0) return FeedFrom(session, ids, 0);
   return FeedFrom(session, ids,
                   std::min<size_t>({common, ids.size() - 1, kvrun_session_length(session.get(), 0)}));

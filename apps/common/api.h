@@ -56,6 +56,8 @@ Json SessionStats(const Session& session);
 
 // Of a sequence.
 std::vector<int32_t> TokensOf(const Session& session, uint32_t sequence);
+// How many tokens both begin with.
+size_t CommonLength(const std::vector<int32_t>& a, const std::vector<int32_t>& b);
 // Feeds ids to sequence 0, whose first `kept` tokens are the first of them and stay. Where these are damaged,
 // or cannot be cut there, all are fed; answers why, or an empty text.
 std::string FeedFrom(const Session& session, const std::vector<int32_t>& ids, size_t kept);

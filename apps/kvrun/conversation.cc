@@ -11,10 +11,6 @@
 namespace kvrun::cli {
 namespace {
 
-size_t CommonLength(const std::vector<int32_t>& a, const std::vector<int32_t>& b) {
-  return static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
-}
-
 // But for white space: templates trim answers, and some tokenizers put a space behind each control token.
 bool AreAlike(std::string_view a, std::string_view b) {
   const auto is_space = [](char c) { return c == ' ' || (c >= '\t' && c <= '\r'); };
