@@ -19,6 +19,7 @@
 #include "runtime/engine/engine.h"
 #include "runtime/engine/session/session_list.h"
 #include "tests/support/engine_fixture.h"
+#include "tests/support/generated_ids.h"
 #include "tests/support/or_die.h"
 #include "tests/support/program_runner.h"
 #include "tests/support/real_program.h"
@@ -60,19 +61,7 @@ class KilledSession : public ::testing::Test {
     return OrDie(engine.CreateSession(options));
   }
   static Ids Greedy(Session& session, uint32_t n) {
-    GenerateOptions options;
-    options.max_tokens = n;
-    options.ignore_end = true;
-    options.sampler.temperature = 0.0F;
-    const uint32_t sequence = 0;
-    Ids ids;
-    RunOrDie(session.Generate(std::span(&sequence, 1), options,
-                              [&ids](const GeneratedToken& token) {
-                                if (token.id >= 0) ids.push_back(token.id);
-                                return false;
-                              },
-                              {}));
-    return ids;
+    return GeneratedIds(session, n, /*temperature=*/0.0F, /*seed=*/0);
   }
 
   // Text of so many words, the same for all lengths as far as it goes.

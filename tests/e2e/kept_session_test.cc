@@ -14,6 +14,7 @@
 #include "runtime/engine/session/session_list.h"
 #include "runtime/kv/plan/kv_method.h"
 #include "tests/support/engine_fixture.h"
+#include "tests/support/generated_ids.h"
 #include "tests/support/method_exclusions.h"
 #include "tests/support/or_die.h"
 #include "tests/support/program_runner.h"
@@ -77,20 +78,7 @@ class KeptSessions : public ::testing::Test {
   }
 
   static Ids Generate(Session& session, uint32_t n, uint64_t seed = 3) {
-    GenerateOptions options;
-    options.max_tokens = n;
-    options.ignore_end = true;
-    options.sampler.temperature = 1.0F;
-    options.sampler.seed = seed;
-    const uint32_t sequence = 0;
-    Ids ids;
-    RunOrDie(session.Generate(std::span(&sequence, 1), options,
-                              [&ids](const GeneratedToken& token) {
-                                if (token.id >= 0) ids.push_back(token.id);
-                                return false;
-                              },
-                              {}));
-    return ids;
+    return GeneratedIds(session, n, /*temperature=*/1.0F, seed);
   }
   static Ids TokensOf(const Session& session) {
     const std::span<const TokenId> tokens = session.Tokens(0);

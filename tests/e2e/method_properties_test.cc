@@ -20,7 +20,6 @@
 #include "platform/io/block_file.h"
 #include "runtime/engine/session/session_kv.h"
 #include "runtime/kv/plan/kv_method.h"
-#include "runtime/store/row_store.h"
 #include "tests/support/engine_fixture.h"
 #include "tests/support/method_exclusions.h"
 #include "tests/support/method_history.h"
@@ -74,26 +73,15 @@ class MethodProperties : public ::testing::TestWithParam<KvMethod> {
     return OrDie(PlanSessionKv(*loaded_.model, settings, kHistoryContext, n_sequences));
   }
 
-  std::unique_ptr<BlockFile> NewFile(Mischief& mischief,
-                                     uint32_t queue_depth = BlockFileOptions().queue_depth) const {
+  std::unique_ptr<BlockFile> NewFile(Mischief& mischief, uint32_t queue_depth) const {
     const BlockFileOptions options{
         .folder = folder_.Path("kv"), .queue_depth = queue_depth, .allow_tmpfs = true};
     return std::make_unique<MischievousFile>(OrDie(CreateBlockFile(options)), mischief);
   }
 
   std::unique_ptr<ForwardPass> NewPass(const KvPlan& plan, Mischief& mischief) const {
-    ForwardPassOptions options{.n_sequences = plan.n_sequences, .n_ctx = kHistoryContext};
-    options.kv_type = plan.record.k_type;
-    if (IsPlainResident(plan)) return loaded_.NewPass(options);
-    options.offloaded = std::make_shared<OffloadedPassOptions>();
-    options.offloaded->plan = plan;
-    if (plan.method.needs_file()) {
-      auto rows = plan.has_rows_file() ? NewFile(mischief, RowStore::kQueueDepth) : nullptr;
-      options.offloaded->stores =
-          OrDie(MakeKvStores(plan, loaded_.model->config.n_layers, NewFile(mischief), std::move(rows)));
-      options.offloaded->spill = NewFile(mischief);
-    }
-    return loaded_.NewPass(options);
+    return NewHistoryPass(loaded_, plan,
+                          [&](PassFile, uint32_t queue_depth) { return NewFile(mischief, queue_depth); });
   }
 
   SaidInHistory Run(const History& history, const KvPlan& plan, Troubles troubles) const {

@@ -16,7 +16,6 @@
 
 #include "runtime/engine/session/session_kv.h"
 #include "runtime/kv/plan/kv_method.h"
-#include "runtime/store/row_store.h"
 #include "runtime/store/state_file.h"
 #include "runtime/store/state_visitor.h"
 #include "tests/support/engine_fixture.h"
@@ -147,21 +146,12 @@ class SavedHistoryBase : public ::testing::Test {
   }
 
   std::unique_ptr<ForwardPass> NewPass(const KvPlan& plan, const PassFiles& files) const {
-    ForwardPassOptions options{.n_sequences = plan.n_sequences, .n_ctx = kHistoryContext};
-    options.kv_type = plan.record.k_type;
-    if (IsPlainResident(plan)) return loaded_.NewPass(options);
-    options.offloaded = std::make_shared<OffloadedPassOptions>();
-    options.offloaded->plan = plan;
-    if (plan.method.needs_file()) {
-      const auto file = [](const SharedBytes& bytes, uint32_t queue_depth) {
-        return std::make_unique<SharedMemoryFile>(bytes, 4096, queue_depth);
-      };
-      auto rows = plan.has_rows_file() ? file(files.rows, RowStore::kQueueDepth) : nullptr;
-      options.offloaded->stores =
-          OrDie(MakeKvStores(plan, loaded_.model->config.n_layers, file(files.records, 32), std::move(rows)));
-      options.offloaded->spill = file(std::make_shared<std::vector<std::byte>>(), 32);
-    }
-    return loaded_.NewPass(options);
+    return NewHistoryPass(loaded_, plan, [&](PassFile which, uint32_t queue_depth) {
+      const SharedBytes bytes = which == PassFile::kRecords ? files.records
+                                : which == PassFile::kRows  ? files.rows
+                                                            : std::make_shared<std::vector<std::byte>>();
+      return std::make_unique<SharedMemoryFile>(bytes, 4096, queue_depth);
+    });
   }
 
   void ExpectSame(const std::string& method, const std::string& options) const {

@@ -16,6 +16,7 @@
 #include "runtime/store/state_file.h"
 #include "runtime/store/state_visitor.h"
 #include "tests/support/architecture_fixture.h"
+#include "tests/support/generated_ids.h"
 #include "tests/support/or_die.h"
 #include "tests/support/program_runner.h"
 #include "tests/support/small_models.h"
@@ -130,19 +131,7 @@ TEST_P(SavedState, ASessionGoesOnInAnother) {
     return OrDie(Session::Create(std::move(parts)));
   };
   const auto generate = [](Session& of, uint32_t sequence, uint32_t n) {
-    GenerateOptions options;
-    options.max_tokens = n;
-    options.ignore_end = true;
-    options.sampler.temperature = 1.0F;
-    options.sampler.seed = 4;
-    std::vector<TokenId> ids;
-    RunOrDie(of.Generate(std::span(&sequence, 1), options,
-                         [&](const GeneratedToken& token) {
-                           if (token.id >= 0) ids.push_back(token.id);
-                           return false;
-                         },
-                         {}));
-    return ids;
+    return GeneratedIds(of, n, /*temperature=*/1.0F, /*seed=*/4, sequence);
   };
   const auto kept = session(kRoom);
   RunOrDie(kept->Feed(0, std::span<const TokenId>(ids_).first(90)));

@@ -10,6 +10,8 @@
 
 #include "platform/base/status.h"
 #include "runtime/engine/session/session_kv.h"
+#include "runtime/store/row_store.h"
+#include "tests/support/or_die.h"
 #include "tests/support/small_models.h"
 
 namespace kvrun::testing {
@@ -177,6 +179,23 @@ class HistoryRun {
 };
 
 }  // namespace
+
+std::unique_ptr<ForwardPass> NewHistoryPass(const LoadedModel& loaded, const KvPlan& plan,
+                                            const NewPassFileFn& new_file) {
+  ForwardPassOptions options{.n_sequences = plan.n_sequences, .n_ctx = kHistoryContext};
+  options.kv_type = plan.record.k_type;
+  if (IsPlainResident(plan)) return loaded.NewPass(options);
+  options.offloaded = std::make_shared<OffloadedPassOptions>();
+  options.offloaded->plan = plan;
+  if (plan.method.needs_file()) {
+    const uint32_t queue_depth = BlockFileOptions().queue_depth;
+    auto rows = plan.has_rows_file() ? new_file(PassFile::kRows, RowStore::kQueueDepth) : nullptr;
+    options.offloaded->stores = OrDie(MakeKvStores(
+        plan, loaded.model->config.n_layers, new_file(PassFile::kRecords, queue_depth), std::move(rows)));
+    options.offloaded->spill = new_file(PassFile::kSpill, queue_depth);
+  }
+  return loaded.NewPass(options);
+}
 
 SaidInHistory RunHistory(const History& history, const KvPlan& plan, const LoadedModel& loaded,
                          uint64_t bytes_before, ForwardPass& pass, Mischief& mischief, Troubles troubles) {

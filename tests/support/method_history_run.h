@@ -3,8 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <vector>
 
+#include "platform/io/block_file.h"
 #include "runtime/engine/pass/forward_pass.h"
 #include "runtime/kv/plan/kv_plan.h"
 #include "tests/support/engine_fixture.h"
@@ -12,6 +15,13 @@
 #include "tests/support/mischievous_file.h"
 
 namespace kvrun::testing {
+
+enum class PassFile : uint8_t { kRecords, kRows, kSpill };
+using NewPassFileFn = std::function<std::unique_ptr<BlockFile>(PassFile which, uint32_t queue_depth)>;
+
+// A pass for histories, as a session makes it of the plan, on files that `new_file` makes.
+std::unique_ptr<ForwardPass> NewHistoryPass(const LoadedModel& loaded, const KvPlan& plan,
+                                            const NewPassFileFn& new_file);
 
 // What a pass has said in a history.
 struct SaidInHistory {
