@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "apps/common/failure.h"
+#include "apps/common/files.h"
 #include "apps/kvrun/answer_output.h"
 
 namespace kvrun::cli {

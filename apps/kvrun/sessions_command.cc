@@ -13,6 +13,7 @@
 
 #include "apps/common/api.h"
 #include "apps/common/failure.h"
+#include "apps/common/files.h"
 #include "apps/common/options.h"
 #include "apps/common/outputs.h"
 #include "apps/common/plural.h"
@@ -20,6 +21,7 @@
 #include "apps/common/report.h"
 #include "apps/common/shared_options.h"
 #include "apps/kvrun/commands.h"
+#include "apps/kvrun/report.h"
 
 namespace kvrun::cli {
 namespace {

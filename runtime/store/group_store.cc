@@ -7,6 +7,7 @@
 #include <new>
 #include <utility>
 
+#include "platform/base/check.h"
 #include "platform/base/saturating.h"
 #include "platform/base/units.h"
 
