@@ -1,6 +1,7 @@
 #include "runtime/device/host/matrix.h"
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstring>
 #include <limits>
@@ -39,15 +40,18 @@ struct FileBlock {
 };
 
 // In all 4- and 5-bit small blocks byte j holds element j in its low and element j + 16 in its high nibble.
-void ReadNibbles(const std::byte* nibbles, uint32_t high_bits, uint8_t* quants) {
+void ReadNibbles(const std::byte* nibbles, uint8_t* quants) {
   for (uint32_t j = 0; j < 16; ++j) {
-    quants[j] = static_cast<uint8_t>((Byte(nibbles, j) & 15U) | (high_bits >> j & 1U) << 4);
-    quants[j + 16] = static_cast<uint8_t>(Byte(nibbles, j) >> 4 | (high_bits >> (j + 16) & 1U) << 4);
+    quants[j] = static_cast<uint8_t>(Byte(nibbles, j) & 15U);
+    quants[j + 16] = static_cast<uint8_t>(Byte(nibbles, j) >> 4);
   }
 }
 
-FileBlock ReadSmallBlock(TensorType type, const std::byte* row, uint32_t block) {
-  const std::byte* at = row + size_t{GetTensorType(type).block_bytes} * block;
+void AddFifthBits(uint32_t high_bits, uint8_t* quants) {
+  for (uint32_t j = 0; j < kBlockColumns; ++j) quants[j] |= static_cast<uint8_t>((high_bits >> j & 1U) << 4);
+}
+
+FileBlock ReadSmallBlock(TensorType type, const std::byte* at) {
   FileBlock out{};
   out.halves[0] = at;
   at += 2;
@@ -59,12 +63,12 @@ FileBlock ReadSmallBlock(TensorType type, const std::byte* row, uint32_t block) 
     out.halves[1] = at;
     at += 2;
   }
-  uint32_t high_bits = 0;
   if (type == TensorType::kQ5_0 || type == TensorType::kQ5_1) {
-    high_bits = ReadU32(at);
-    at += 4;
+    ReadNibbles(at + 4, out.quants);
+    AddFifthBits(ReadU32(at), out.quants);
+  } else {
+    ReadNibbles(at, out.quants);
   }
-  ReadNibbles(at, high_bits, out.quants);
   return out;
 }
 
@@ -132,13 +136,14 @@ FileBlock ReadIq4Block(const std::byte* super_block, uint32_t sub) {
   FileBlock out{};
   out.halves[0] = super_block;
   out.scales[0] = static_cast<uint8_t>(Iq4Scale(super_block, sub) - 32);
-  ReadNibbles(super_block + kIq4Codes + size_t{16} * sub, 0, out.quants);
+  ReadNibbles(super_block + kIq4Codes + size_t{16} * sub, out.quants);
   return out;
 }
 
-FileBlock ReadBlock(TensorType type, const std::byte* row, uint32_t block) {
-  const TensorTypeInfo& info = GetTensorType(type);
-  if (info.block_elements == kBlockColumns) return ReadSmallBlock(type, row, block);
+FileBlock ReadBlock(const TensorTypeInfo& info, const std::byte* row, uint32_t block) {
+  const TensorType type = info.type;
+  if (info.block_elements == kBlockColumns)
+    return ReadSmallBlock(type, row + size_t{info.block_bytes} * block);
   const std::byte* super_block = row + size_t{info.block_bytes} * (block / kSuperBlocks);
   const uint32_t sub = block % kSuperBlocks;
   switch (type) {
@@ -150,28 +155,39 @@ FileBlock ReadBlock(TensorType type, const std::byte* row, uint32_t block) {
   }
 }
 
+// A group of a block: its four columns, a byte each.
+using GroupWords = std::array<uint32_t, kBlockGroups>;
+
+// One row's word of plane `nth`: `n` groups side by side, of which each byte has the bits that `mask` leaves.
+void PutGroups(const GroupWords& groups, uint32_t nth, uint32_t n, uint32_t mask, uint32_t r,
+               std::byte* plane) {
+  uint32_t word = 0;
+  for (uint32_t i = 0; i < n; ++i) word |= (groups[nth * n + i] & mask) << (i * kBlockGroups / n);
+  std::memcpy(plane + size_t{64} * nth + size_t{4} * r, &word, sizeof(word));
+}
+
+// Four columns at a time: the bytes of a word do not meet.
 void PackQuants(const PanelLayout& layout, const PlaneBytes& bytes, const FileBlock& block, uint32_t b,
                 uint32_t r, std::byte* panel) {
-  auto* quants = reinterpret_cast<uint8_t*>(panel) + size_t{bytes.quants} * b;
-  auto* high = reinterpret_cast<uint8_t*>(panel) + layout.high + size_t{bytes.high} * b;
-  for (uint32_t i = 0; i < kBlockColumns; ++i) {
-    const uint32_t g = i / 4;
-    const uint32_t at = 4 * r + i % 4;
-    const uint32_t q = block.quants[i];
-    if (layout.type == TensorType::kQ8_0) {
-      quants[64 * g + at] = static_cast<uint8_t>(q);
-      continue;
-    }
-    uint32_t low_bits = 4;
-    if (bytes.quants == 128) {
-      low_bits = 2;
-      quants[64 * (g / 4) + at] |= static_cast<uint8_t>((q & 3U) << (g % 4 * 2));
-    } else {
-      quants[64 * (g / 2) + at] |= static_cast<uint8_t>((q & 15U) << (g % 2 * 4));
-    }
-    const uint32_t above = q >> low_bits;
-    if (bytes.high == 64) high[at] |= static_cast<uint8_t>(above << g);
-    if (bytes.high == 128) high[64 * (g / 4) + at] |= static_cast<uint8_t>(above << (g % 4 * 2));
+  std::byte* quants = panel + size_t{bytes.quants} * b;
+  std::byte* high = panel + layout.high + size_t{bytes.high} * b;
+  GroupWords groups;
+  std::memcpy(groups.data(), block.quants, sizeof(groups));
+  const uint32_t n_planes = bytes.quants / 64;
+  if (n_planes == 8) {
+    for (uint32_t n = 0; n < 8; ++n) PutGroups(groups, n, 1, 0xFFFFFFFFU, r, quants);
+    return;
+  }
+  if (n_planes == 4) {
+    for (uint32_t n = 0; n < 4; ++n) PutGroups(groups, n, 2, 0x0F0F0F0FU, r, quants);
+  } else {
+    for (uint32_t n = 0; n < 2; ++n) PutGroups(groups, n, 4, 0x03030303U, r, quants);
+  }
+  if (bytes.high == 0) return;
+  for (uint32_t& group : groups) group >>= n_planes;  // as many planes as bits lie in them
+  if (bytes.high == 64) PutGroups(groups, 0, 8, 0x01010101U, r, high);
+  if (bytes.high == 128) {
+    for (uint32_t n = 0; n < 2; ++n) PutGroups(groups, n, 4, 0x03030303U, r, high);
   }
 }
 
@@ -206,8 +222,9 @@ void PackRow(const PanelLayout& layout, const std::byte* row, uint32_t r, std::b
     }
     return;
   }
+  const TensorTypeInfo& info = GetTensorType(layout.type);
   for (uint32_t b = 0; b < layout.n_blocks; ++b) {
-    const FileBlock block = ReadBlock(layout.type, row, b);
+    const FileBlock block = ReadBlock(info, row, b);
     PackQuants(layout, bytes, block, b, r, panel);
     std::byte* scales = panel + layout.scales + size_t{bytes.scales} * b;
     std::byte* halves = scales;
