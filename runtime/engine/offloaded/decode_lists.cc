@@ -1,11 +1,10 @@
 #include "runtime/engine/offloaded/decode_lists.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 
 #include "platform/base/check.h"
-#include "shaders/shared/sample_params.h"
+#include "runtime/engine/offloaded/layer_score.h"
 
 namespace kvrun {
 namespace {
@@ -14,25 +13,6 @@ constexpr size_t kMaxRecordedSteps = 4;
 
 // Layers differ where slots, or what is kept, are shared out among them.
 bool LayersDiffer(const KvPlan& plan) { return plan.method.evicts() || plan.has_layer_shares; }
-
-// Of a plan, which has no two things that exclude each other. An index may have a rule of its own.
-ChoiceRule RuleOf(const KvPlan& plan, uint32_t layer) {
-  const KvChoicePlan& choice = plan.choice;
-  const CandidatePlan candidates = plan.candidates();
-  const bool by_mass = choice.group_score == GroupScore::kMass;
-  if (choice.n_sampled > 0) {
-    KVRUN_CHECK(by_mass && candidates.n_groups == 0 && !plan.limits_reads());
-    return ChooseAndSample{.mass_share = choice.mass_share,
-                           .n_sampled = choice.n_sampled,
-                           .seed = MixBits(choice.sample_seed) + layer};
-  }
-  std::optional<ScoreStages> stages;
-  if (candidates.n_groups > 0)
-    stages = ScoreStages{.n_candidates = candidates.n_groups, .first_columns = candidates.first_columns};
-  if (by_mass) return ChooseByMass{choice.mass_share, plan.limits_reads(), stages};
-  KVRUN_CHECK(choice.mass_share == 0.0F);
-  return ChooseByLargest{plan.limits_reads(), stages};
-}
 
 }  // namespace
 
@@ -150,18 +130,10 @@ Status DecodeLists::RecordPrediction(CommandList& list, uint32_t layer, uint32_t
 
 ScoreArgs DecodeLists::Score(uint32_t layer, uint32_t n_rows) const {
   const KvPlan& plan = cache_.plan();
-  ScoreArgs args{.query = query_.get(),
-                 .attention = commands_.Attention(model_layer(layer), n_rows, /*of_prompt=*/false),
-                 .sides = {},
-                 .index_shape = {},
-                 .reduction = plan.choice.heads,
-                 .window_tokens = plan.window.n_entries,
-                 .n_pinned = plan.choice.n_pinned,
-                 .n_chosen = plan.layers[layer].n_chosen,
-                 .rule = RuleOf(plan, layer),
-                 .scratch = score_scratch_.get(),
-                 .chosen = cache_.selector()->chosen(layer)};
-  cache_.index()->FillScore(layer, &args);
+  ScoreArgs args = LayerScore(commands_, plan, *cache_.index(), layer, n_rows, DecodeRule(plan, layer));
+  args.query = query_.get();
+  args.scratch = score_scratch_.get();
+  args.chosen = cache_.selector()->chosen(layer);
   return args;
 }
 
