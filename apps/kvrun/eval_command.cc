@@ -29,6 +29,7 @@ struct EvalOptions {
   std::string configs;
   std::string mode = "end";
   uint32_t steps = 0;
+  uint32_t at_once = 1;
   uint32_t needles = 0;        // 0: the text's end is compared
   uint32_t needle_copies = 0;  // 0: as the library says
   uint64_t seed = 0;
@@ -196,11 +197,12 @@ void SetWork(const Work& work, Options* given) {
   given->result_user = work.table;
 }
 
-Json CompareEnd(const Work& work, uint32_t n_steps) {
+Json CompareEnd(const Work& work, uint32_t n_steps, uint32_t n_at_once) {
   kvrun_eval_options given;
   kvrun_eval_options_init(&given);
   SetWork(work, &given);
   given.n_steps = n_steps;
+  given.n_at_once = n_at_once;
   char* json = nullptr;
   Check(kvrun_eval_json(work.loaded.engine.get(), &given, work.ids.data(), work.ids.size(), &json));
   return TakeJson(json);
@@ -213,6 +215,7 @@ Json AskForNeedles(const Work& work, const EvalOptions& options) {
   given.n_needles = options.needles;
   given.n_copies = options.needle_copies;
   given.seed = options.seed;
+  given.n_at_once = options.at_once;
   char* json = nullptr;
   Check(kvrun_needles_json(work.loaded.engine.get(), &given, work.ids.data(), work.ids.size(), &json));
   return TakeJson(json);
@@ -238,7 +241,8 @@ int Eval(const EvalOptions& options) {
   ResultTable table(options.needles > 0 ? kNeedleForm : kEvalForm, plan, options.shared.quiet, &progress);
   const Work work{loaded,           std::move(ids), n_ctx,
                   std::move(lines), &progress,      options.shared.json ? nullptr : &table};
-  Json results = options.needles > 0 ? AskForNeedles(work, options) : CompareEnd(work, mode.steps);
+  Json results =
+      options.needles > 0 ? AskForNeedles(work, options) : CompareEnd(work, mode.steps, options.at_once);
   for (Json& result : results) Explain(plan, &result);
   progress.Clear();
   table.Finish();
@@ -281,6 +285,10 @@ Command AddEvalCommand(CLI::App* program) {
   set->Number("--tokens", &options->steps, 1, std::numeric_limits<uint32_t>::max(),
               "the last N of the --ctx tokens are fed one by one and compared (default 400, or 4096 with "
               "--mode decode)");
+  set->Number(
+      "--at-once", &options->at_once, 1, std::numeric_limits<uint32_t>::max(),
+      "feed N tokens at a time as a prompt, like questions about the text, in place of one by one; with "
+      "--needles, so are the questions");
   AddNeedleOptions(set.get(), options.get());
   set->Text("--configs", &options->configs, "FILE",
             "a file with a line of --kv-... options for each configuration; one prefill serves all");

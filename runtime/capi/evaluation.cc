@@ -17,16 +17,18 @@ namespace {
 
 Json ResultInfo(const kvrun::EvaluationResult& result, uint32_t n_steps) {
   const Json kv = kvrun::capi::KvReportInfo(result.report, n_steps, false);
+  const kvrun::Recall of = result.recall.value_or(kvrun::Recall());
+  const auto recall = [&](double share) { return result.recall ? Json(share) : Json(); };
   return {{"ppl", result.logits.ppl()},
           {"ppl_full", result.logits.ppl_full()},
           {"kl_mean", result.logits.kl_mean()},
           {"kl_error", result.logits.kl_error()},
           {"kl_parts", result.logits.kl_parts()},
           {"top1_agreement", result.logits.top1_agreement()},
-          {"recall", result.recall.method},
-          {"recall_oracle", result.recall.oracle},
-          {"recall_recent", result.recall.recent},
-          {"recall_random", result.recall.random},
+          {"recall", recall(of.method)},
+          {"recall_oracle", recall(of.oracle)},
+          {"recall_recent", recall(of.recent)},
+          {"recall_random", recall(of.random)},
           {"hit_rate", kv.value("hit_rate", Json())},
           {"decode_tps", result.decode_tps},
           {"decode_tps_full", result.decode_tps_full},
@@ -79,8 +81,9 @@ kvrun_status kvrun_eval_json(kvrun_engine* engine, const kvrun_eval_options* opt
         kvrun::capi::BindProgress(given.progress, given.progress_user, KVRUN_PHASE_EVALUATE);
     KVRUN_ASSIGN_OR_RETURN(
         const std::unique_ptr<kvrun::Evaluation> evaluation,
-        engine->engine->CreateEvaluation(std::span<const int32_t>(ids, count),
-                                         {.n_ctx = given.n_ctx, .n_steps = given.n_steps}, progress));
+        engine->engine->CreateEvaluation(
+            std::span<const int32_t>(ids, count),
+            {.n_ctx = given.n_ctx, .n_steps = given.n_steps, .n_at_once = given.n_at_once}, progress));
     Json results = Json::array();
     for (size_t i = 0; i < given.n_configs; ++i) {
       KVRUN_RETURN_IF_ERROR(CheckNotNull(given.configs[i], "configs[]"));

@@ -63,7 +63,8 @@ Status AskNeedles(const kvrun_engine& engine, const kvrun_needle_options& given,
       .n_needles = given.n_needles,
       .n_per_document = given.n_per_document == 0 ? kvrun::kNeedlesPerDocument : given.n_per_document,
       .n_copies = given.n_copies == 0 ? kvrun::kNeedleCopies : given.n_copies,
-      .seed = given.seed};
+      .seed = given.seed,
+      .n_at_once = std::max(given.n_at_once, 1U)};
   KVRUN_RETURN_IF_ERROR(engine.engine->AskForNeedles(ids, options, {&full, runs, done}, progress));
   for (size_t i = 0; i < runs.size(); ++i) results->push_back(ResultInfo(given.configs[i], runs[i], full));
   return Status::Ok();

@@ -81,7 +81,8 @@ Status Engine::AskForNeedles(std::span<const TokenId> text, const NeedleOptions&
   if (model_.tokenizer == nullptr) return model_.tokenizer_status;
   KVRUN_ASSIGN_OR_RETURN(const std::vector<NeedleDocument> documents,
                          HideNeedles(*model_.tokenizer, text, options));
-  NeedleEvaluation evaluation(model_, weights_, *device_, &device_mutex_, options.n_ctx, progress);
+  NeedleEvaluation evaluation(model_, weights_, *device_, &device_mutex_, options.n_ctx, options.n_at_once,
+                              progress);
   return evaluation.Ask(documents, answers);
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -41,7 +42,8 @@ Result<std::unique_ptr<Evaluation>> Evaluation::Create(const Model& model,
   evaluation->ids_.assign(ids.begin(), ids.end());
   evaluation->n_ctx_ = n_ctx;
   evaluation->n_steps_ = n_steps;
-  evaluation->measures_recall_ = options.measures_recall;
+  evaluation->n_at_once_ = std::clamp(options.n_at_once, 1U, n_steps);
+  evaluation->measures_recall_ = options.measures_recall && evaluation->n_at_once_ == 1;
   const std::lock_guard lock(*device_mutex);
   KVRUN_RETURN_IF_ERROR(evaluation->Prefill(progress));
   return evaluation;
@@ -77,22 +79,39 @@ Status Evaluation::RunPrompt(ForwardPass& pass) {
   return pass.Run(prompt, {}, {});
 }
 
+Status Evaluation::FeedRows(ForwardPass& pass, uint32_t step, uint32_t n, std::span<float> logits) const {
+  const uint32_t position = n_prefill() + step;
+  ForwardStep rows;
+  rows.Add(n > 1 ? SpanKind::kPrompt : SpanKind::kDecode, std::span(ids_).subspan(position, n), position, 0);
+  std::vector<uint32_t> outputs(n);
+  std::iota(outputs.begin(), outputs.end(), 0U);
+  for (uint32_t done = 0; done < n;) {
+    const uint32_t some = std::min(n - done, pass.max_output_rows());
+    const auto of_some = std::span<const uint32_t>(outputs).subspan(done, some);
+    const auto to = logits.subspan(size_t{done} * pass.n_vocab(), size_t{some} * pass.n_vocab());
+    KVRUN_RETURN_IF_ERROR(done == 0 ? pass.Run(rows, of_some, to) : pass.MoreLogits(of_some, to));
+    done += some;
+  }
+  return Status::Ok();
+}
+
 Status Evaluation::FeedSteps(ForwardPass& pass, const Progress& progress, const StepHooks& hooks,
                              double* seconds) {
   using Clock = std::chrono::steady_clock;
-  std::vector<float> logits(pass.n_vocab());
-  const uint32_t output = 0;
+  std::vector<float> logits(size_t{n_at_once_} * pass.n_vocab());
   Clock::duration elapsed{};
-  for (uint32_t step = 0; step < n_steps_; ++step) {
+  for (uint32_t step = 0; step < n_steps_; step += n_at_once_) {
     if (progress && progress(step, n_steps_)) return Cancelled();
-    const uint32_t position = n_prefill() + step;
-    const ForwardStep decode(SpanKind::kDecode, {ids_[position], position, 0});
     if (hooks.before) hooks.before(step);
+    const uint32_t n = std::min(n_at_once_, n_steps_ - step);
     const Clock::time_point begin = Clock::now();
-    KVRUN_RETURN_IF_ERROR(pass.Run(decode, {&output, 1}, logits));
+    KVRUN_RETURN_IF_ERROR(FeedRows(pass, step, n, logits));
     elapsed += Clock::now() - begin;
-    KVRUN_RETURN_IF_ERROR(CheckFinite(logits));
-    if (hooks.after) hooks.after(step, logits);
+    for (uint32_t i = 0; i < n; ++i) {
+      const auto of_row = std::span<const float>(logits).subspan(size_t{i} * pass.n_vocab(), pass.n_vocab());
+      KVRUN_RETURN_IF_ERROR(CheckFinite(of_row));
+      if (hooks.after) hooks.after(step + i, of_row);
+    }
   }
   *seconds = std::chrono::duration<double>(elapsed).count();
   return Status::Ok();

@@ -1,11 +1,13 @@
-// What a KV method costs in quality: tokens of a text are fed one by one after a long prefill, once with all
-// KV in memory (f16), and once with each of several settings, which start from the same prefill.
+// What a KV method costs in quality: tokens of a text are fed after a long prefill, one by one as an answer's
+// are or some at a time as a question's, once with all KV in memory (f16), and once with each of several
+// settings, which start from the same prefill.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -23,13 +25,15 @@ namespace kvrun {
 
 struct EvaluationOptions {
   uint32_t n_ctx = 0;           // ids that are used
-  uint32_t n_steps = 0;         // of these, the last are fed one by one
-  bool measures_recall = true;  // computes the exact attention on the host: that takes longer than the steps
+  uint32_t n_steps = 0;         // of these, the last are fed
+  uint32_t n_at_once = 1;       // so many at a time: from 2 on as prompts
+  bool measures_recall = true;  // computes the exact attention on the host: that takes longer than the steps.
+                                // Only of steps of one token.
 };
 
 struct EvaluationResult {
   LogitsComparison logits{0};
-  Recall recall;  // of choices on full's states; zeros where it was not asked for
+  std::optional<Recall> recall;  // of choices on full's states; nothing where it was not measured
   double decode_tps = 0.0;
   double decode_tps_full = 0.0;
   std::vector<std::string> notes;  // of the KV plan, for people
@@ -67,6 +71,8 @@ class Evaluation {
     std::function<void(uint32_t step, std::span<const float> logits)> after;
   };
   Status RunPrompt(ForwardPass& pass);
+  // Logits [n, n_vocab] of the n tokens from this step on.
+  Status FeedRows(ForwardPass& pass, uint32_t step, uint32_t n, std::span<float> logits) const;
   Status FeedSteps(ForwardPass& pass, const Progress& progress, const StepHooks& hooks, double* seconds);
   Status ReadKeys();
   Result<Recall> MeasureRecall(const KvSettings& settings, const Progress& progress);
@@ -80,6 +86,7 @@ class Evaluation {
   std::vector<TokenId> ids_;
   uint32_t n_ctx_ = 0;
   uint32_t n_steps_ = 0;
+  uint32_t n_at_once_ = 1;
   bool measures_recall_ = true;
   std::unique_ptr<ResidentForwardPass> full_;
   HostKeys keys_;                   // full's

@@ -68,20 +68,25 @@ Result<uint32_t> NeedleEvaluation::AskAll(ForwardPass& pass, const NeedleDocumen
 Result<bool> NeedleEvaluation::AskOne(ForwardPass& pass, uint32_t position, const Needle& needle,
                                       uint32_t* n_steps) {
   std::vector<float> logits(pass.n_vocab());
-  const uint32_t output = 0;
+  const size_t n_question = needle.question.size();
   std::vector<TokenId> ids = needle.question;
   ids.insert(ids.end(), needle.value.begin(), needle.value.end() - 1);
-  for (size_t i = 0; i < ids.size(); ++i) {
+  for (size_t i = 0; i < ids.size();) {
     if (progress_ && progress_(i, ids.size())) {
       return Status(StatusCode::kCancelled, "the evaluation was cancelled");
     }
-    const ForwardStep step(SpanKind::kDecode, {ids[i], position + static_cast<uint32_t>(i), 0});
+    const size_t n = i < n_question ? std::min<size_t>(n_at_once_, n_question - i) : 1;
+    ForwardStep step;
+    step.Add(n > 1 ? SpanKind::kPrompt : SpanKind::kDecode, std::span(ids).subspan(i, n),
+             position + static_cast<uint32_t>(i), 0);
+    const auto output = static_cast<uint32_t>(n - 1);
     KVRUN_RETURN_IF_ERROR(pass.Run(step, {&output, 1}, logits));
     KVRUN_RETURN_IF_ERROR(CheckFinite(logits));
-    ++*n_steps;
-    if (i + 1 < needle.question.size()) continue;
+    i += n;
+    *n_steps += static_cast<uint32_t>(n);
+    if (i < n_question) continue;
     const auto first_choice = std::max_element(logits.begin(), logits.end()) - logits.begin();
-    if (first_choice != needle.value[i + 1 - needle.question.size()]) return false;
+    if (first_choice != needle.value[i - n_question]) return false;
   }
   return true;
 }

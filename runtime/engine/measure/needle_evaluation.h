@@ -42,15 +42,17 @@ class NeedleEvaluation {
  public:
   using Progress = std::function<bool(uint64_t done, uint64_t total)>;  // in tokens; answers true to cancel
 
-  // Model, device and documents must outlive this.
+  // Model, device and documents must outlive this. n_at_once: a question's tokens are fed so many at a time,
+  // from 2 on as prompts.
   NeedleEvaluation(const Model& model, std::shared_ptr<const DeviceWeights> weights, Device& device,
-                   std::mutex* device_mutex, uint32_t n_ctx, Progress progress)
+                   std::mutex* device_mutex, uint32_t n_ctx, uint32_t n_at_once, Progress progress)
       : model_(model),
         weights_(std::move(weights)),
         device_(device),
         device_mutex_(device_mutex),
         layer_time_(model, weights_, device),
         n_ctx_(n_ctx),
+        n_at_once_(n_at_once),
         progress_(std::move(progress)) {}
 
   // Each document is computed once with all KV in memory; methods whose KV follows from the prompt's queries
@@ -71,6 +73,7 @@ class NeedleEvaluation {
   std::mutex* device_mutex_;
   LayerTime layer_time_;
   uint32_t n_ctx_;
+  uint32_t n_at_once_;
   Progress progress_;
   std::unique_ptr<ResidentForwardPass> full_;  // of the document that is asked about
 };

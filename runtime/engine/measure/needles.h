@@ -26,6 +26,7 @@ struct NeedleOptions {
   uint32_t n_per_document = kNeedlesPerDocument;  // at most so many in one
   uint32_t n_copies = kNeedleCopies;              // how often the document says each
   uint64_t seed = 0;
+  uint32_t n_at_once = 1;  // NeedleEvaluation
 };
 
 // The document says the question, the value and a full stop.
