@@ -240,6 +240,10 @@ Json KvReportInfo(const KvReport& report, uint64_t decode_tokens, bool with_laye
     info["static"]["chosen_again_ms"] = report.statics->milliseconds;
     info["static"]["repaged_bytes"] = report.statics->repaged_bytes;
   }
+  const LaterPromptsReport& later = report.later_prompts;
+  info["later_prompts"] = {{"exact", later.n_exact},
+                           {"selected", later.n_selected},
+                           {"selected_share", Ratio(later.share_sum, static_cast<double>(later.n_selected))}};
   info["clusters"] = report.clusters ? ClusterReportInfo(*report.clusters) : Json();
   info["io_mode"] = report.io ? Json(ModeText(*report.io)) : Json();
   info["io_notes"] = report.io ? Json(report.io->notes) : Json::array();

@@ -43,6 +43,7 @@ KvReport SomeReport() {
   report.store.read_wait_ms = 2.0;
   report.store.written_bytes = 999;
   report.store.records_read_again = 1;
+  report.later_prompts = {.n_exact = 2, .n_selected = 3, .share_sum = 0.75};
   report.io = IoMode{.backend = IoBackend::kAio, .direct = true, .notes = {"io_uring cannot be used"}};
   return report;
 }
@@ -93,9 +94,10 @@ TEST_F(CapiKvTest, StatisticsHaveAKvObjectWhereKvIsInRecords) {
   EXPECT_TRUE(kv["line"].get<std::string>().starts_with("kvswap: ")) << kv["line"];
   EXPECT_FALSE(kv.contains("layers")) << "with profile only";
   EXPECT_TRUE(kv["clusters"].is_null()) << "of methods with clusters only";
+  EXPECT_EQ(kv["later_prompts"], (Json{{"exact", 2}, {"selected", 3}, {"selected_share", 0.25}}));
   EXPECT_TRUE(kv["kept"].is_null()) << "of methods that evict only";
   EXPECT_TRUE(kv["states"].is_null()) << "of models with layers that keep no growing KV only";
-  EXPECT_EQ(kv.size(), expected.size() + 5);
+  EXPECT_EQ(kv.size(), expected.size() + 6);
   kvrun_session_stats_reset(session);
   const Json after = statistics()["kv"];
   EXPECT_EQ(after["reads"], 0);

@@ -48,7 +48,7 @@ constexpr Wide kWide[] = {
     {"runtime/engine/pass/step_commands.h", "StepCommands", 43,
      "the parts of a step of which both forward passes compose theirs"},
     {"runtime/jinja/value.h", "Value", 33, "one type for all that a template computes with"},
-    {"runtime/kv/plan/kv_plan.h", "KvPlan", 52, "plain data, and what follows from it by one line each"},
+    {"runtime/kv/plan/kv_plan.h", "KvPlan", 53, "plain data, and what follows from it by one line each"},
     {"runtime/model/gguf.h", "GgufFile", 29, "a reader for each type of value that a file may hold"},
 };
 

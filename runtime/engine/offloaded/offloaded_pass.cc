@@ -35,7 +35,7 @@ class OffloadedForwardPass final : public ForwardPass {
         prompt_rows_(commands_),
         refresh_(
             *cache_, states_, commands_.config().n_vocab,
-            [this](std::span<const StepRow> rows) { return RunPrompt(rows, {}); },
+            [this](std::span<const StepRow> rows) { return RunPrompt(rows, {}, /*may_select=*/false); },
             [this] { return BeginDecode(); }),
         parts_(commands_.config().n_vocab) {}
 
@@ -62,7 +62,7 @@ class OffloadedForwardPass final : public ForwardPass {
  private:
   Status GiveNorms();
   Status RunPart(const StepPart& part, std::span<const uint32_t> outputs, std::span<float> logits);
-  Status RunPrompt(std::span<const StepRow> rows, const StepProgress& progress);
+  Status RunPrompt(std::span<const StepRow> rows, const StepProgress& progress, bool may_select);
   Status RunRowByRow(std::span<const StepRow> rows, std::span<const uint32_t> outputs,
                      const StepProgress& progress);
   Status BeginDecode();
@@ -79,6 +79,7 @@ class OffloadedForwardPass final : public ForwardPass {
   PromptRows prompt_rows_;
   StaticRefresh refresh_;
   StepParts parts_;
+  LaterPromptsReport later_prompts_;
   uint32_t last_rows_ = 0;
   StepProgress progress_;
   GroupStoreStats store_before_;  // when the report began
@@ -125,11 +126,13 @@ std::optional<KvReport> OffloadedForwardPass::kv_report() const {
   report.clusters = reports.clusters();
   report.kept = reports.kept();
   report.statics = refresh_.report();
+  report.later_prompts = later_prompts_;
   return report;
 }
 
 void OffloadedForwardPass::ResetKvReport() {
   refresh_.ResetReport();
+  later_prompts_ = {};
   cache_->reports().ResetStats();
   store_before_ = cache_->reports().store_stats();
 }
@@ -167,7 +170,8 @@ Status OffloadedForwardPass::RunPart(const StepPart& part, std::span<const uint3
     };
   }
   const StepProgress& progress = of_part ? of_part : progress_;
-  KVRUN_RETURN_IF_ERROR(goes_on ? RunRowByRow(rows, outputs, progress) : RunPrompt(rows, progress));
+  KVRUN_RETURN_IF_ERROR(goes_on ? RunRowByRow(rows, outputs, progress)
+                                : RunPrompt(rows, progress, /*may_select=*/true));
   KVRUN_RETURN_IF_ERROR(refresh_.NotePrompt(rows));
   return outputs.empty() ? Status::Ok() : MoreLogits(outputs, logits);
 }
@@ -177,15 +181,20 @@ Status OffloadedForwardPass::VisitState(StateVisitor& visitor, std::span<const u
   return refresh_.VisitState(visitor, lengths);
 }
 
-Status OffloadedForwardPass::RunPrompt(std::span<const StepRow> rows, const StepProgress& progress) {
+Status OffloadedForwardPass::RunPrompt(std::span<const StepRow> rows, const StepProgress& progress,
+                                       bool may_select) {
   prefill_.reset();
   decode_->DropLists();
   KVRUN_RETURN_IF_ERROR(commands_.MakeGivenUp(device_));
   KVRUN_RETURN_IF_ERROR(DropKernelsOfOtherPhase(device_, cache_->plan()));
   KVRUN_RETURN_IF_ERROR(cache_->prompts().BeginPrefill(rows[0].sequence, rows[0].position));
-  KVRUN_ASSIGN_OR_RETURN(
-      prefill_, OffloadedPrefill::Create(device_, commands_, cache_->prompts(), states_, spill_.get()));
-  return prefill_->Run(rows, progress);
+  const KvRange prompt{rows[0].sequence, rows[0].position,
+                       static_cast<uint32_t>(rows[0].position + rows.size())};
+  KVRUN_ASSIGN_OR_RETURN(prefill_, OffloadedPrefill::Create(device_, commands_, cache_->prompts(), states_,
+                                                            spill_.get(), prompt, may_select));
+  KVRUN_RETURN_IF_ERROR(prefill_->Run(rows, progress));
+  if (may_select && prompt.begin > 0) later_prompts_.Note(prefill_->selected_share());
+  return Status::Ok();
 }
 
 Status OffloadedForwardPass::RunRowByRow(std::span<const StepRow> rows, std::span<const uint32_t> outputs,

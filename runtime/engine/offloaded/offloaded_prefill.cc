@@ -27,16 +27,32 @@ class ResidentTile final : public LayerTiles {
 Result<std::unique_ptr<OffloadedPrefill>> OffloadedPrefill::Create(Device& device, StepCommands& commands,
                                                                    PromptRecords& cache,
                                                                    const LayerStates& states,
-                                                                   SpillFile* spill) {
+                                                                   SpillFile* spill, const KvRange& prompt,
+                                                                   bool may_select) {
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<PromptStore> store, PromptStore::Create(device, commands, cache));
-  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<PrefillTiles> tiles,
-                         PrefillTiles::Create(device, commands, cache.plan(), spill));
-  return std::unique_ptr<OffloadedPrefill>(
-      new OffloadedPrefill(std::move(tiles), std::move(store), commands.config(), states));
+  std::unique_ptr<SelectedPrefill> selected;
+  if (may_select && SelectsEarlier(cache, prompt)) {
+    KVRUN_ASSIGN_OR_RETURN(selected, SelectedPrefill::Create(device, commands, cache, states, prompt));
+  }
+  std::unique_ptr<PrefillTiles> tiles;
+  if (selected == nullptr) {
+    KVRUN_ASSIGN_OR_RETURN(tiles, PrefillTiles::Create(device, commands, cache.plan(), spill));
+  }
+  return std::unique_ptr<OffloadedPrefill>(new OffloadedPrefill(std::move(tiles), std::move(selected),
+                                                                std::move(store), commands.config(), states));
+}
+
+Result<PrefillTiles::Rows> OffloadedPrefill::LoadHidden(uint32_t row) {
+  return tiles_ != nullptr ? tiles_->LoadHidden(row) : PrefillTiles::Rows{0, kChunkRows};
 }
 
 Status OffloadedPrefill::Run(std::span<const StepRow> rows, const StepProgress& progress) {
   const auto end = static_cast<uint32_t>(rows[0].position + rows.size());
+  if (selected_ != nullptr) {
+    store_->Begin({rows[0].sequence, rows[0].position, end}, *selected_);
+    KVRUN_RETURN_IF_ERROR(selected_->Run(rows, progress, *store_));
+    return store_->End();
+  }
   store_->Begin({rows[0].sequence, rows[0].position, end}, *tiles_);
   KVRUN_RETURN_IF_ERROR(tiles_->Begin(rows));
   std::vector<LayerStates::Saving> savings;

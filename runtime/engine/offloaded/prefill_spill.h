@@ -19,6 +19,9 @@ struct KvTiling {
   KvShape first;
   KvShape later;            // of no entries where there is one tile
   uint32_t read_tiles = 1;  // later ones that are read together
+  // Entries before the window that are in no tile, as groups were selected (LayerTiles::selected). The first
+  // tile begins so much later then; there is no other.
+  uint32_t n_left_out = 0;
 
   // In whole groups.
   static KvTiling Of(const KvPlan& plan, const ModelConfig& config);
@@ -31,7 +34,9 @@ struct KvTiling {
     all.n_ctx *= read_tiles;
     return all;
   }
-  uint32_t begin(uint32_t tile) const { return tile == 0 ? 0 : first.n_ctx + (tile - 1) * later.n_ctx; }
+  uint32_t begin(uint32_t tile) const {
+    return n_left_out + (tile == 0 ? 0 : first.n_ctx + (tile - 1) * later.n_ctx);
+  }
   uint32_t end(uint32_t tile) const { return begin(tile + 1); }
   uint32_t tile_of(uint32_t position) const {
     return later.n_ctx == 0 || position < first.n_ctx ? 0 : 1 + (position - first.n_ctx) / later.n_ctx;

@@ -1,6 +1,8 @@
 #include "runtime/engine/offloaded/prompt_store.h"
 
 #include <algorithm>
+#include <array>
+#include <numeric>
 #include <utility>
 
 #include "platform/base/units.h"
@@ -127,32 +129,77 @@ Status PromptStore::EndTap(uint32_t first, std::span<const uint32_t> tapped) {
 // Entries before the prompt come back into their tile: from the window, or as they were stored.
 Status PromptStore::LoadEarlier(uint32_t layer, uint32_t tile, Buffer* to) {
   const uint32_t group_tokens = plan().record.group_tokens;
-  Buffer& buffer = *records_[0];
-  const uint32_t first_group = tiling().begin(tile) / group_tokens;
-  const uint32_t end_group = CeilDiv(std::min(prompt_.begin, tiling().end(tile)), group_tokens);
+  const uint32_t first = tiling().begin(tile) / group_tokens;
+  const uint32_t end = CeilDiv(std::min(prompt_.begin, tiling().end(tile)), group_tokens);
+  std::vector<uint32_t> groups(end - std::min(first, end));
+  std::iota(groups.begin(), groups.end(), first);
+  return LoadGroups(layer, groups, tiling().shape(tile), to);
+}
+
+Status PromptStore::LoadSelected(uint32_t layer, std::span<const uint32_t> selected, Buffer* to) {
+  std::vector<uint32_t> groups(selected.begin(), selected.end());
+  const uint32_t end = CeilDiv(prompt_.begin, plan().record.group_tokens);
+  for (uint32_t group = cache_.FirstWindowGroup(prompt_.begin); group < end; ++group) groups.push_back(group);
+  return LoadGroups(layer, groups, tiling().first, to);
+}
+
+// Side by side. While the device decodes some, the next ones are read.
+Status PromptStore::LoadGroups(uint32_t layer, std::span<const uint32_t> groups, const KvShape& shape,
+                               Buffer* to) {
   const uint32_t window_group = cache_.FirstWindowGroup(prompt_.begin);
   const uint32_t n_exact = std::min(plan().window.n_exact_groups, window_group);
-  for (uint32_t group = first_group; group < end_group;) {
-    const bool in_window = group >= window_group || group < n_exact;
-    const KvRecordShape& record = in_window ? plan().window.record : plan().record;
-    const uint32_t end_of_kind = group < n_exact ? n_exact : in_window ? end_group : window_group;
-    const uint32_t n = std::min({RecordsAtOnce(plan()), end_of_kind - group, end_group - group});
-    const uint64_t stream_bytes = n * record.size_bytes();
-    for (uint32_t head = 0; head < heads(); ++head) {
-      const uint32_t stream = prompt_.sequence * heads() + head;
-      const std::span<std::byte> records = buffer.host().subspan(head * stream_bytes, stream_bytes);
-      KVRUN_RETURN_IF_ERROR(in_window ? cache_.ReadWindow(layer, stream, group, n, records)
-                                      : cache_.ReadGroups(layer, stream, group, n, records));
+  const auto in_window = [=](uint32_t group) { return group >= window_group || group < n_exact; };
+  std::array<std::unique_ptr<CommandList>, kRecordTurns> lists;
+  std::array<uint64_t, kRecordTurns> values = {};
+  const auto load_all = [&]() -> Status {
+    uint32_t turn = 0;
+    for (size_t i = 0; i < groups.size(); turn = (turn + 1) % kRecordTurns) {
+      const bool of_window = in_window(groups[i]);
+      size_t n = 1;
+      while (i + n < groups.size() && n < RecordsAtOnce(plan()) && in_window(groups[i + n]) == of_window &&
+             (!of_window || groups[i + n] == groups[i] + n)) {
+        ++n;
+      }
+      Buffer& buffer = *records_[turn];
+      if (values[turn] > 0) KVRUN_RETURN_IF_ERROR(device_.Wait(values[turn]));
+      KVRUN_RETURN_IF_ERROR(ReadRecords(layer, groups.subspan(i, n), of_window, buffer));
+      const KvRecordShape& record = of_window ? plan().window.record : plan().record;
+      KVRUN_ASSIGN_OR_RETURN(lists[turn], device_.CreateCommandList());
+      KVRUN_RETURN_IF_ERROR(
+          lists[turn]->DecodeRecords(buffer, record, SpaceOf(layer), static_cast<uint32_t>(n),
+                                     static_cast<uint32_t>(i) * record.group_tokens, shape, to));
+      KVRUN_RETURN_IF_ERROR(lists[turn]->Finish());
+      KVRUN_ASSIGN_OR_RETURN(values[turn], device_.Submit(*lists[turn]));
+      i += n;
     }
-    KVRUN_RETURN_IF_ERROR(buffer.Flush(0, heads() * stream_bytes));
-    KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
-    KVRUN_RETURN_IF_ERROR(list->DecodeRecords(
-        buffer, record, SpaceOf(layer), n, (group - first_group) * group_tokens, tiling().shape(tile), to));
-    KVRUN_RETURN_IF_ERROR(list->Finish());
-    KVRUN_RETURN_IF_ERROR(device_.Execute(*list));
-    group += n;
+    return Status::Ok();
+  };
+  const Status loaded = load_all();
+  const uint64_t last = *std::max_element(values.begin(), values.end());
+  const Status waited = last > 0 ? device_.Wait(last) : Status::Ok();  // lists must outlive what runs
+  KVRUN_RETURN_IF_ERROR(loaded);
+  return waited;
+}
+
+// Of all heads: [streams of the sequence, groups.size()].
+Status PromptStore::ReadRecords(uint32_t layer, std::span<const uint32_t> groups, bool of_window,
+                                Buffer& to) {
+  const auto n = static_cast<uint32_t>(groups.size());
+  const KvRecordShape& record = of_window ? plan().window.record : plan().record;
+  const uint64_t stream_bytes = n * record.size_bytes();
+  const bool is_run = groups.back() - groups.front() + 1 == n;
+  for (uint32_t head = 0; head < heads(); ++head) {
+    const uint32_t stream = prompt_.sequence * heads() + head;
+    const std::span<std::byte> records = to.host().subspan(head * stream_bytes, stream_bytes);
+    if (of_window) {
+      KVRUN_RETURN_IF_ERROR(cache_.ReadWindow(layer, stream, groups.front(), n, records));
+    } else if (is_run) {
+      KVRUN_RETURN_IF_ERROR(cache_.ReadGroups(layer, stream, groups.front(), n, records));
+    } else {
+      KVRUN_RETURN_IF_ERROR(cache_.ReadSome(layer, stream, groups, records));
+    }
   }
-  return Status::Ok();
+  return to.Flush(0, heads() * stream_bytes);
 }
 
 Result<PromptStore::Encoding> PromptStore::BeginEncoding(const Groups& groups, const KvRecordShape& shape,
@@ -344,14 +391,38 @@ Status PromptStore::VisitRecords(uint32_t head, uint32_t begin, uint32_t end, Wa
   return Status::Ok();
 }
 
+// By places: where the tile holds what was selected, those differ from positions.
 Result<RowMass::Keys> PromptStore::KeysOf(uint32_t tile) {
   KVRUN_RETURN_IF_ERROR(Show(tile, {0, n_kv_heads(), true}));
   const uint32_t begin = tiling().begin(tile);
-  return RowMass::Keys{tiles_->kv(tile), tiling().shape(tile), begin,
+  return RowMass::Keys{tiles_->kv(tile), tiling().shape(tile), begin - tiling().n_left_out,
                        std::min(tiling().end(tile), prompt_.end) - begin};
 }
 
 Status PromptStore::Mass(const MassForm& form, uint32_t end, Rows rows, std::span<float> mass) {
+  if (tiling().n_left_out == 0) return MassOfPlaces(form, end, rows, mass);
+  const uint32_t n_places = end - tiling().n_left_out;
+  std::vector<float> of_places(size_t{form.n_moments} * n_kv_heads() * n_places);
+  KVRUN_RETURN_IF_ERROR(MassOfPlaces(form, n_places, rows, of_places));
+  std::fill(mass.begin(), mass.end(), 0.0F);
+  for (uint32_t place = 0; place < n_places; ++place) {
+    const uint32_t position = PositionOf(place);
+    for (size_t i = 0; i < size_t{form.n_moments} * n_kv_heads(); ++i) {
+      mass[i * end + position] = of_places[i * n_places + place];
+    }
+  }
+  return Status::Ok();
+}
+
+uint32_t PromptStore::PositionOf(uint32_t place) const {
+  const std::span<const uint32_t> selected = tiles_->selected();
+  const uint32_t group_tokens = plan().record.group_tokens;
+  const uint32_t nth = place / group_tokens;
+  return nth < selected.size() ? selected[nth] * group_tokens + place % group_tokens
+                               : place + tiling().n_left_out;
+}
+
+Status PromptStore::MassOfPlaces(const MassForm& form, uint32_t end, Rows rows, std::span<float> mass) {
   const auto keys_of = [this](uint32_t tile) { return KeysOf(tile); };
   if (rows == Rows::kAll && row_mass_->has_sums()) return row_mass_->Run(keys_of, form, end, mass);
   size_t first = 0;
@@ -362,8 +433,10 @@ Status PromptStore::Mass(const MassForm& form, uint32_t end, Rows rows, std::spa
     n = 1;
   }
   const size_t dim = commands_.config().q_dim();
-  KVRUN_RETURN_IF_ERROR(row_mass_->BeginSums(std::span(queries_).subspan(first * dim, n * dim),
-                                             std::span(query_positions_).subspan(first, n)));
+  std::vector<uint32_t> places(query_positions_.begin() + static_cast<ptrdiff_t>(first),
+                               query_positions_.begin() + static_cast<ptrdiff_t>(first + n));
+  for (uint32_t& place : places) place -= tiling().n_left_out;
+  KVRUN_RETURN_IF_ERROR(row_mass_->BeginSums(std::span(queries_).subspan(first * dim, n * dim), places));
   for (uint32_t tile = 0; tile < n_tiles(); ++tile) {
     KVRUN_ASSIGN_OR_RETURN(const RowMass::Keys keys, KeysOf(tile));
     KVRUN_RETURN_IF_ERROR(row_mass_->AddSums(keys));

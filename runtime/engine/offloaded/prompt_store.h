@@ -34,6 +34,9 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
 
   Status BeginLayer(uint32_t layer) override;
   Status LoadEarlier(uint32_t layer, uint32_t tile, Buffer* to) override;
+  // The layer's tile, of which selected groups (LayerTiles::selected) are the first, then comes what the
+  // window holds of before the prompt.
+  Status LoadSelected(uint32_t layer, std::span<const uint32_t> selected, Buffer* to);
   void ChooseTapped(uint32_t first, uint32_t n_rows, std::vector<uint32_t>* tapped) override;
   Status Tap(CommandList& list, const TappedChunk& chunk) override;
   Status EndTap(uint32_t first, std::span<const uint32_t> tapped) override;
@@ -111,7 +114,12 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
   Status SetMeans(uint32_t layer, uint32_t tile);
   Status KeepExact(uint32_t layer, uint32_t tile, uint32_t first, uint32_t end);
 
+  Status LoadGroups(uint32_t layer, std::span<const uint32_t> groups, const KvShape& shape, Buffer* to);
+  Status ReadRecords(uint32_t layer, std::span<const uint32_t> groups, bool of_window, Buffer& to);
   Status Show(uint32_t tile, const TilePlanes& planes);
+  // Mass, where entries are counted as they lie in tiles.
+  Status MassOfPlaces(const MassForm& form, uint32_t end, Rows rows, std::span<float> mass);
+  uint32_t PositionOf(uint32_t place) const;
   // Of all heads, while nothing else is shown.
   Result<RowMass::Keys> KeysOf(uint32_t tile);
   uint32_t n_tiles() const { return tiling().tile_of(prompt_.end - 1) + 1; }

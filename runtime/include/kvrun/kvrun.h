@@ -589,7 +589,10 @@ KVRUN_API kvrun_status kvrun_session_generate_each(kvrun_session* session, const
  * all lists of all layers and sequences, without the window: original (entries that are exact), low (those
  * in 8 bits), evicted (since each sequence began, what was not kept of its prompt among them), lowered
  * (those that went from exact to 8 bits while decoding), original_shares [of each layer, of sequence 0: the
- * share that is exact, 0..1; empty where the method has no such choice]), static (as a plan has it, and
+ * share that is exact, 0..1; empty where the method has no such choice]), later_prompts (of prompts after
+ * a text that was there: exact (how many attended to all of it), selected (how many to what their tokens chose
+ * together), selected_share (of these, how much that was of what lay before the window, 0..1)), static (as a
+ * plan has it, and
  * chosen_again (how often, while decoding), chosen_again_ms, repaged_bytes (written for pages that were laid
  * anew)), stall_ms_per_token (how long the device waited for flash), io_hidden (0..1, the share of reading
  * that it did not wait for), and with profile layers [{loads, ms}]; of prefill and decoding: io_mode
@@ -607,7 +610,7 @@ typedef void (*kvrun_eval_result_fn)(void* user, const char* json);
 typedef struct kvrun_eval_options {
   uint32_t struct_size;
   uint32_t n_ctx;   /* how many ids are used */
-  uint32_t n_steps; /* how many of these, at the end, are fed one by one */
+  uint32_t n_steps; /* how many of these, at the end, are fed */
   /* Each is a line of options as on the command line: "--kv-method kvswap --kv-budget 1/13". A value with
    * blanks in it stands between double quotes. */
   const char* const* configs;
@@ -616,18 +619,22 @@ typedef struct kvrun_eval_options {
   void* progress_user;
   kvrun_eval_result_fn result; /* may be NULL */
   void* result_user;
+  /* The n_steps are fed so many at a time, each time as a prompt, like questions about what came before; 0 or
+   * 1: one by one, like an answer. */
+  uint32_t n_at_once;
 } kvrun_eval_options;
 
 KVRUN_API void kvrun_eval_options_init(kvrun_eval_options* options);
 
 /* Measures what KV methods cost in quality. It prefills ids[0, n_ctx - n_steps) once, then feeds the next
- * n_steps one by one, with all KV in memory (f16) and with each configuration. JSON array, an object for each
+ * n_steps, one by one or as n_at_once says, with all KV in memory (f16) and with each configuration. JSON array, an object for each
  * configuration: config, ppl and ppl_full (perplexity of the method and of full on the ids that follow),
  * kl_mean (KL(full || method), nats), kl_error (its standard error, as if steps did not depend on each
  * other), kl_parts [8] (means of each eighth of the steps, in their order), top1_agreement, recall (the share
  * of the exact attention, by full's keys, that lies on the attended entries; in one step of eight; mean over
  * query heads, layers and steps), recall_oracle, recall_recent and recall_random (the same for as many groups
- * chosen by the exact attention, for as many of the newest entries, and for as many groups chosen by chance),
+ * chosen by the exact attention, for as many of the newest entries, and for as many groups chosen by chance;
+ * null where tokens are not fed one by one),
  * hit_rate, decode_tps, decode_tps_full, kv (as in kvrun_session_stats_json), notes [..] (as in
  * kvrun_kv_plan_json); or config and error. */
 KVRUN_API kvrun_status kvrun_eval_json(kvrun_engine* engine, const kvrun_eval_options* options,
@@ -646,13 +653,14 @@ typedef struct kvrun_needle_options {
   void* progress_user;
   kvrun_eval_result_fn result; /* may be NULL */
   void* result_user;
+  uint32_t n_at_once; /* a question is fed so many tokens at a time, as prompts; 0 or 1: token by token */
 } kvrun_needle_options;
 
 KVRUN_API void kvrun_needle_options_init(kvrun_needle_options* options);
 
 /* Measures what KV methods still find in a long text. Sentences such as " The password is Nozilo 85274." are
  * hidden in parts of the text `ids`, each n_copies times, evenly spread. Each document is computed, and asked
- * at its end for each of its needles: the question " The password is Nozilo" is fed token by token and
+ * at its end for each of its needles: the question " The password is Nozilo" is fed (n_at_once) and
  * continued greedily for as many tokens as the value has. It is answered where all are equal. Then the
  * sequence is truncated to the document's end: question and answer are shorter than the window of methods
  * that evict. The question is not known while a document is computed. JSON array, an object for each

@@ -62,6 +62,9 @@ class GroupWriter {
   virtual Status StoreLeavingGroups() = 0;
   // Whole groups of a sequence that are stored, from the first on.
   virtual uint32_t n_stored(uint32_t sequence) const = 0;
+  // Of these some of a stream, ascending, read in one batch: records [groups.size()].
+  virtual Status ReadSome(uint32_t layer, uint32_t stream, std::span<const uint32_t> groups,
+                          std::span<std::byte> records) = 0;
   virtual Status StoreCompletedGroups() = 0;
 };
 

@@ -102,7 +102,7 @@ Status SequenceLedger::TakeStaticsBack(uint32_t sequence) {
 
 StaticSet::ReadFn SequenceLedger::GroupReader() {
   return [this](uint32_t layer, uint32_t stream, std::span<const uint32_t> groups,
-                std::span<std::byte> records) { return FetchGroups(layer, stream, groups, records); };
+                std::span<std::byte> records) { return ReadSome(layer, stream, groups, records); };
 }
 
 Status SequenceLedger::BeginDecode() {
@@ -115,7 +115,7 @@ Status SequenceLedger::BeginDecode() {
   return statics_->Load(GroupReader(), first_window_groups_, index_);
 }
 
-Status SequenceLedger::FetchGroups(uint32_t layer, uint32_t stream, std::span<const uint32_t> groups,
+Status SequenceLedger::ReadSome(uint32_t layer, uint32_t stream, std::span<const uint32_t> groups,
                                    std::span<std::byte> records) {
   fetches_.clear();
   for (size_t i = 0; i < groups.size(); ++i) {
@@ -266,7 +266,7 @@ Status SequenceLedger::ReadGroups(uint32_t layer, uint32_t stream, uint32_t firs
                                   std::span<std::byte> records) {
   groups_.resize(n_groups);
   std::iota(groups_.begin(), groups_.end(), first_group);
-  return FetchGroups(layer, stream, groups_, records);
+  return ReadSome(layer, stream, groups_, records);
 }
 
 Status SequenceLedger::ShiftGroups(uint32_t layer, uint32_t sequence, std::span<const float> shifts) {

@@ -58,6 +58,8 @@ class SequenceLedger final : public KvLedger, public GroupWriter, public KeptSou
 
   Status ReadGroups(uint32_t layer, uint32_t stream, uint32_t first_group, uint32_t n_groups,
                     std::span<std::byte> records) override;
+  Status ReadSome(uint32_t layer, uint32_t stream, std::span<const uint32_t> groups,
+                  std::span<std::byte> records) override;
 
  private:
   Status ShiftGroups(uint32_t layer, uint32_t sequence, std::span<const float> shifts);
@@ -68,9 +70,6 @@ class SequenceLedger final : public KvLedger, public GroupWriter, public KeptSou
   void ForgetStatics(uint32_t sequence, uint32_t length);
   Status TakeStaticsBack(uint32_t sequence);
   StaticSet::ReadFn GroupReader();
-  // records [n] of groups of a stream, by ascending number.
-  Status FetchGroups(uint32_t layer, uint32_t stream, std::span<const uint32_t> groups,
-                     std::span<std::byte> records);
   Status RestoreWindow(uint32_t sequence, uint32_t length);
   bool IsLeaving(const KvSpan& span, uint32_t group) const;
   Status StoreGroup(uint32_t sequence, uint32_t group);

@@ -254,6 +254,16 @@ Status StaticSet::TakeUnstoredBack(uint32_t layer, uint32_t stream, uint32_t end
   return Status::Ok();
 }
 
+Status StaticSet::PutBack(uint32_t sequence, KvIndex& index) {
+  const uint32_t heads = plan_.heads_per_sequence();
+  for (uint32_t layer = 0; layer < n_layers_; ++layer) {
+    for (uint32_t stream = sequence * heads; stream < (sequence + 1) * heads; ++stream) {
+      KVRUN_RETURN_IF_ERROR(TakeUnstoredBack(layer, stream, 0, &index));
+    }
+  }
+  return Status::Ok();
+}
+
 // After an error, what has to be read is still out.
 Status StaticSet::TakeStreamBack(uint32_t layer, uint32_t stream, uint32_t end, const ReadFn& read,
                                  KvIndex* index) {

@@ -58,6 +58,8 @@ class StaticSet {
   // After Truncate: the index takes back what is not in the set any more. Groups from that of entry `end` on
   // cannot be read. After an error it is to be called again, or Load is.
   Status TakeBack(uint32_t sequence, uint32_t end, const ReadFn& read, KvIndex* index);
+  // All entries of the sequence are scored again, until Load: of an index that needs no records for that.
+  Status PutBack(uint32_t sequence, KvIndex& index);
   void AddSources(uint32_t layer, SlotAttentionArgs* args) const;
   // What is to be read of the store for `fetches` of a step. Valid until the next call.
   std::span<const GroupFetch> Reads(uint32_t layer, std::span<const GroupFetch> fetches) {

@@ -33,6 +33,7 @@ struct FamilyAnswers {
   StaticShare static_share() const { return {}; }
   uint32_t n_statics() const { return 0; }     // entries of a stream
   uint32_t most_statics() const { return 0; }  // however its precisions are shared out
+  LaterPrompts prompts_after() const { return LaterPrompts::kExact; }
   uint32_t static_steps() const { return 0; }  // StaticPlan::steps, where there is a static set
   uint32_t n_total() const { return 0; }       // StaticPlan::n_total
   bool lays_pages() const { return false; }

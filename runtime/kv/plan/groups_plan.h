@@ -12,11 +12,13 @@ namespace kvrun {
 
 struct GroupsPlan : FamilyAnswers {
   StaticPlan statics;
+  LaterPrompts later_prompts = LaterPrompts::kExact;
   CandidatePlan candidates;
   std::optional<ReadingPlan> reading;  // where it has decided M and C
 
   CandidatePlan candidate_groups() const { return candidates; }
   const ReadingPlan* decided_by() const { return reading ? &*reading : nullptr; }
+  LaterPrompts prompts_after() const { return later_prompts; }
   StaticShare static_share() const { return statics.share; }
   uint32_t n_statics() const { return statics.n_entries; }
   uint32_t most_statics() const { return statics.most_entries; }

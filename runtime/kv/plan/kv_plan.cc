@@ -106,6 +106,10 @@ uint32_t KvPlan::most_statics() const {
   return Ask(*this, [](const auto& own) { return own.most_statics(); });
 }
 
+LaterPrompts KvPlan::later_prompts() const {
+  return Ask(*this, [](const auto& own) { return own.prompts_after(); });
+}
+
 uint32_t KvPlan::static_steps() const {
   return Ask(*this, [](const auto& own) { return own.static_steps(); });
 }

@@ -252,6 +252,7 @@ struct KvPlan {
   StaticShare static_share() const;
   uint32_t n_statics() const;     // entries of a stream
   uint32_t most_statics() const;  // however its precisions are shared out
+  LaterPrompts later_prompts() const;
   uint32_t static_steps() const;  // StaticPlan::steps, where there is a static set
 
   // --- Prompts.

@@ -11,6 +11,7 @@
 #include "runtime/kv/math/cluster_map.h"
 #include "runtime/kv/plan/flash_times.h"
 #include "runtime/kv/plan/kept_choices.h"
+#include "runtime/kv/plan/selection_plan.h"
 #include "runtime/kv/plan/static_plan.h"
 #include "runtime/store/cluster_store.h"
 
@@ -60,7 +61,8 @@ struct KvOptions {
   std::optional<StaticShare> static_share;
   std::optional<uint32_t> static_steps;  // StaticPlan::steps
   std::optional<bool> static_repage;     // StaticPlan::lays_pages
-  std::optional<bool> rotate;            // KvPlan::rotates
+  std::optional<LaterPrompts> later_prompts;
+  std::optional<bool> rotate;  // KvPlan::rotates
   // Of the time in which a step reads from flash, the share that passes while the device computes. 0: reading
   // takes as long as it takes.
   std::optional<double> hide;

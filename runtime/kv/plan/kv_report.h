@@ -19,6 +19,19 @@ struct StaticReport {
   uint64_t repaged_bytes = 0;   // written for pages that were laid anew (StaticPages)
 };
 
+// Prompts after a text that was there, which is read for them (LaterPrompts).
+struct LaterPromptsReport {
+  uint64_t n_exact = 0;     // that attended to all of it
+  uint64_t n_selected = 0;  // to what their rows chose
+  double share_sum = 0.0;   // of these, how much that was of what lay before the window
+
+  void Note(std::optional<double> selected_share) {
+    n_exact += selected_share ? 0 : 1;
+    n_selected += selected_share ? 1 : 0;
+    share_sum += selected_share.value_or(0.0);
+  }
+};
+
 struct KvReport {
   KvPlan plan;
   KvStats stats;             // of decode steps
@@ -27,6 +40,7 @@ struct KvReport {
   std::optional<ClusterReport> clusters = {};
   std::optional<KeptReport> kept = {};
   std::optional<StaticReport> statics = {};
+  LaterPromptsReport later_prompts = {};
 };
 
 }  // namespace kvrun

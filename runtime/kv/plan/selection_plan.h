@@ -12,6 +12,11 @@ struct CandidatePlan {
   uint32_t first_columns = 0;
 };
 
+// What a prompt attends to of a text that is there before it. kExact: to all of it, which is read. kSelected:
+// to groups that its rows choose together (SelectedPrefill). kAuto: as kSelected where that takes clearly
+// less time, and the other a while.
+enum class LaterPrompts : uint8_t { kAuto, kExact, kSelected };
+
 // How much of a layer is read in a step, where that has decided how much is selected.
 struct ReadingPlan {
   double hide = 0.0;                // KvOptions::hide

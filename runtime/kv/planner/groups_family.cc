@@ -163,6 +163,7 @@ class Groups final : public KvFamily {
 
  private:
   static Status SettleStatics(PlanDraft& draft);
+  static Status SettleLaterPrompts(PlanDraft& draft);
   static void AddParts(const KvSizeInput& input, KvPlan& plan);
 };
 
@@ -185,7 +186,27 @@ Status Groups::Settle(PlanDraft& draft) const {
     draft.n_chosen = draft.n_cache_slots = plan.choice.n_pinned;
   }
   KVRUN_RETURN_IF_ERROR(CheckChoice(draft.options, plan, draft.n_chosen));
+  KVRUN_RETURN_IF_ERROR(SettleLaterPrompts(draft));
   return CheckCounts(draft.options, plan, draft.n_chosen, draft.n_cache_slots);
+}
+
+// Rows choose together where KV heads have one list, and what is in a static set can be scored for them:
+// bounds of pages would have to be made again from records.
+Status Groups::SettleLaterPrompts(PlanDraft& draft) {
+  GroupsPlan& groups = draft.plan.of_groups();
+  const KvMethod& method = draft.plan.method;
+  const LaterPrompts asked = draft.options.later_prompts.value_or(LaterPrompts::kAuto);
+  const bool has_statics = groups.statics.share.by_prompt || groups.statics.share.share > 0.0;
+  const bool may_select = method.selector == KvSelectorKind::kTopGroups && method.has_index() &&
+                          draft.plan.choice.heads != HeadReduction::kPerKvHead &&
+                          (!has_statics || method.has_adapters());
+  groups.later_prompts = may_select ? asked : LaterPrompts::kExact;
+  if (may_select || asked != LaterPrompts::kSelected) return Status::Ok();
+  return {
+      StatusCode::kInvalidArgument,
+      fmt::format("a prompt's tokens choose groups together (--kv-later-prompts selected) where all KV heads "
+                  "have one list, and bounds of pages no static set: not with {} as it is set here",
+                  method.name)};
 }
 
 // What is selected shares its entries with the static set.

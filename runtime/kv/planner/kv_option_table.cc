@@ -25,6 +25,8 @@ constexpr std::array kHeads = {HeadReduction::kSum, HeadReduction::kSoftmax, Hea
                                HeadReduction::kPerKvHead};
 constexpr std::array<Named<DirectIo>, 3> kDirect = {
     {{"auto", DirectIo::kAuto}, {"on", DirectIo::kOn}, {"off", DirectIo::kOff}}};
+constexpr std::array<Named<LaterPrompts>, 3> kLaterPrompts = {
+    {{"auto", LaterPrompts::kAuto}, {"exact", LaterPrompts::kExact}, {"selected", LaterPrompts::kSelected}}};
 constexpr std::array kLayouts = {ClusterLayout::kDualHead, ClusterLayout::kCluster, ClusterLayout::kSequence};
 constexpr std::array kUpdates = {ClusterUpdate::kAdaptive, ClusterUpdate::kStatic, ClusterUpdate::kLocal};
 constexpr std::array kShares = {KeptShares::kEven, KeptShares::kHeads, KeptShares::kLayers};
@@ -352,6 +354,15 @@ constexpr KvOptionRow kRows[] = {
      .field = Field<&KvOptions::static_steps>(kStatics),
      .help = "choose the static set again after so many tokens, 0: only with a prompt (default: 0; prkv and "
              "arkv-flash: 128)"},
+    {.name = "later-prompts",
+     .value = "WAY",
+     .set = [](Given g, KvSettings* s) { return SetChoice(g, kLaterPrompts, &s->kv.later_prompts); },
+     .words = [] { return NameList(kLaterPrompts); },
+     .field = Field<&KvOptions::later_prompts>(kStatics, kIndex),
+     .help =
+         "what a short prompt after a long text, such as a question, attends to: exact: to all of the text, "
+         "which is read; selected: to what its tokens choose together; auto (default): to what they choose, "
+         "where that takes clearly less time"},
     {.name = "repage",
      .value = "WHEN",
      .audience = kComparisons,

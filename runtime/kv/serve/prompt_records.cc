@@ -17,6 +17,11 @@ Status PromptRecords::ChooseStatics(uint32_t layer, const KvRange& prompt, Promp
   return statics != nullptr ? statics->choice().Choose(layer, prompt, entries) : Status::Ok();
 }
 
+Status PromptRecords::PutStaticsBack(uint32_t sequence) {
+  if (parts_.family.statics == nullptr || parts_.index == nullptr) return Status::Ok();
+  return parts_.family.statics->PutBack(sequence, *parts_.index);
+}
+
 void PromptRecords::ChooseStaticsEvenly(uint32_t sequence, uint32_t length) {
   StaticSet* const statics = parts_.family.statics.get();
   if (statics == nullptr) return;

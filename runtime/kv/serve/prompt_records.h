@@ -69,6 +69,13 @@ class PromptRecords {
                     std::span<std::byte> records) {
     return parts_.ledger->ReadGroups(layer, stream, first_group, n_groups, records);
   }
+  // The same of some groups, ascending, in one batch; not where stores_layers().
+  Status ReadSome(uint32_t layer, uint32_t stream, std::span<const uint32_t> groups,
+                  std::span<std::byte> records) {
+    return parts_.family.groups->ReadSome(layer, stream, groups, records);
+  }
+  // StaticSet::PutBack, so that a choice does not depend on which entries were in the set.
+  Status PutStaticsBack(uint32_t sequence);
   // Of groups that the window holds, or of exact ones: records of the window.
   Status ReadWindow(uint32_t layer, uint32_t stream, uint32_t first_group, uint32_t n_groups,
                     std::span<std::byte> records);
