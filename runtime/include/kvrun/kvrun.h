@@ -590,12 +590,12 @@ KVRUN_API kvrun_status kvrun_session_generate_each(kvrun_session* session, const
  * in 8 bits), evicted (since each sequence began, what was not kept of its prompt among them), lowered
  * (those that went from exact to 8 bits while decoding), original_shares [of each layer, of sequence 0: the
  * share that is exact, 0..1; empty where the method has no such choice]), later_prompts (of prompts after
- * a text that was there: exact (how many attended to all of it), selected (how many to what their tokens chose
- * together), selected_share (of these, how much that was of what lay before the window, 0..1)), static (as a
- * plan has it, and
- * chosen_again (how often, while decoding), chosen_again_ms, repaged_bytes (written for pages that were laid
- * anew)), stall_ms_per_token (how long the device waited for flash), io_hidden (0..1, the share of reading
- * that it did not wait for), and with profile layers [{loads, ms}]; of prefill and decoding: io_mode
+ * a text that was there: exact (how many attended to all of it), selected (how many to what their tokens
+ * chose together), selected_share (of these, how much that was of what lay before the window, 0..1)), static
+ * (as a plan has it, and chosen_again (how often, while decoding), chosen_again_ms, repaged_bytes (written
+ * for pages that were laid anew)), stall_ms_per_token (how long the device waited for flash), io_hidden
+ * (0..1, the share of reading that it did not wait for), and with profile layers [{loads, ms}]; of prefill
+ * and decoding: io_mode
  * ("io_uring direct"), io_notes [..], reads, read_bytes, records_read_again (those that were bad at first),
  * mean_read_bytes, read_mbps (10^6 bytes/s, while reading), bytes_written. A value is null if nothing was
  * counted for it. Counters start when the session is created, and again with kvrun_session_stats_reset. */
@@ -627,16 +627,15 @@ typedef struct kvrun_eval_options {
 KVRUN_API void kvrun_eval_options_init(kvrun_eval_options* options);
 
 /* Measures what KV methods cost in quality. It prefills ids[0, n_ctx - n_steps) once, then feeds the next
- * n_steps, one by one or as n_at_once says, with all KV in memory (f16) and with each configuration. JSON array, an object for each
- * configuration: config, ppl and ppl_full (perplexity of the method and of full on the ids that follow),
- * kl_mean (KL(full || method), nats), kl_error (its standard error, as if steps did not depend on each
- * other), kl_parts [8] (means of each eighth of the steps, in their order), top1_agreement, recall (the share
- * of the exact attention, by full's keys, that lies on the attended entries; in one step of eight; mean over
- * query heads, layers and steps), recall_oracle, recall_recent and recall_random (the same for as many groups
- * chosen by the exact attention, for as many of the newest entries, and for as many groups chosen by chance;
- * null where tokens are not fed one by one),
- * hit_rate, decode_tps, decode_tps_full, kv (as in kvrun_session_stats_json), notes [..] (as in
- * kvrun_kv_plan_json); or config and error. */
+ * n_steps, one by one or as n_at_once says, with all KV in memory (f16) and with each configuration. JSON
+ * array, an object for each configuration: config, ppl and ppl_full (perplexity of the method and of full on
+ * the ids that follow), kl_mean (KL(full || method), nats), kl_error (its standard error, as if steps did not
+ * depend on each other), kl_parts [8] (means of each eighth of the steps, in their order), top1_agreement,
+ * recall (the share of the exact attention, by full's keys, that lies on the attended entries; in one step of
+ * eight; mean over query heads, layers and steps), recall_oracle, recall_recent and recall_random (the same
+ * for as many groups chosen by the exact attention, for as many of the newest entries, and for as many groups
+ * chosen by chance; null where tokens are not fed one by one), hit_rate, decode_tps, decode_tps_full, kv (as
+ * in kvrun_session_stats_json), notes [..] (as in kvrun_kv_plan_json); or config and error. */
 KVRUN_API kvrun_status kvrun_eval_json(kvrun_engine* engine, const kvrun_eval_options* options,
                                        const int32_t* ids, size_t count, char** json);
 

@@ -116,7 +116,7 @@ Status SequenceLedger::BeginDecode() {
 }
 
 Status SequenceLedger::ReadSome(uint32_t layer, uint32_t stream, std::span<const uint32_t> groups,
-                                   std::span<std::byte> records) {
+                                std::span<std::byte> records) {
   fetches_.clear();
   for (size_t i = 0; i < groups.size(); ++i) {
     fetches_.push_back({stream, groups[i], records.data() + i * record_bytes()});
