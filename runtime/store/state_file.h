@@ -51,6 +51,7 @@ enum class StatePart : uint16_t {
   kFile = 12,   // where what the file of records held lies in it
   kPass = 13,   // what a forward pass knows besides its KV
   kSlots = 14,  // what lay in slots, where that decides what is attended to
+  kSeals = 15,  // what opens the units of a file of records that are sealed
 };
 
 struct StateKey {

@@ -370,6 +370,34 @@ TEST_P(SealTest, ARecordAllocatesNothing) {
   EXPECT_EQ(CurrentHeapUse().n_allocations, own);
 }
 
+TEST_P(SealTest, AnotherKeyIsSetWithoutAnAllocation) {
+  Sealer sealer = Make(1);
+  Sealer other = Make(2);
+  const SecretKey first = PatternKey(1);
+  const SecretKey second = PatternKey(2);
+  Bytes plain(3000), sealed(3000), opened(3000);
+  FillPattern(plain, 0);
+  ASSERT_TRUE(sealer.Seal(nonce_, associated_, plain, sealed, tag_).ok());
+  ASSERT_TRUE(other.SetKey(first).ok());
+  const uint64_t openssl = g_openssl_allocations;
+  const uint64_t own = CurrentHeapUse().n_allocations;
+  bool all = true;
+  for (int i = 0; i < 10; ++i) {
+    all = other.SetKey(second).ok() && other.SetKey(first).ok() &&
+          other.Open(nonce_, associated_, sealed, opened, tag_).ok() && opened == plain && all;
+  }
+  EXPECT_TRUE(all);
+  EXPECT_EQ(g_openssl_allocations, openssl);
+  EXPECT_EQ(CurrentHeapUse().n_allocations, own);
+  ASSERT_TRUE(other.SetKey(second).ok());
+  EXPECT_EQ(other.Open(nonce_, associated_, sealed, opened, tag_).code(), StatusCode::kCorrupt);
+  Bytes again(3000);
+  std::array<std::byte, kTagBytes> tag{};
+  ASSERT_TRUE(other.SetKey(first).ok());
+  ASSERT_TRUE(other.Seal(nonce_, associated_, plain, again, tag).ok());
+  EXPECT_TRUE(again == sealed && tag == tag_);
+}
+
 TEST_P(SealTest, ThreadsShareAKey) {
   constexpr uint32_t kThreads = 2;
   constexpr uint64_t kRecords = kIsSanitized ? 100 : 500;
