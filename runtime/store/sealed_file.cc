@@ -21,7 +21,7 @@ namespace {
 
 constexpr auto kMemoryAlignment = std::align_val_t{64 * 1024};  // of any direct I/O
 constexpr uint32_t kMostBuffers = 4;
-constexpr uint32_t kBufferBytes = 128 * 1024;  // of whole units, if one is not longer
+constexpr uint32_t kBufferBytes = 64 * 1024;  // of whole units, if one is not longer
 
 // How many units a file of this size has; 0: none, or more than can be.
 uint32_t NumUnits(uint64_t size_bytes, uint32_t unit_bytes) {
@@ -69,6 +69,14 @@ class SealedFile::Impl {
   Result<size_t> Submit(std::span<const IoRequest> requests);
   Result<size_t> Complete(std::span<IoCompletion> completions, size_t at_least);
   void Discard(uint64_t offset_bytes, uint64_t size_bytes);
+  Status Grow(uint64_t size_bytes) {
+    if (size_bytes <= this->size_bytes()) return Status::Ok();
+    const uint32_t n_units = NumUnits(size_bytes, unit_bytes_);
+    if (n_units > 0) return units_.Grow(n_units);
+    return {StatusCode::kInvalidArgument,
+            fmt::format("a file that is encrypted cannot have {} in units of {} bytes",
+                        FormatBytes(size_bytes), unit_bytes_)};
+  }
   Status VisitState(StateVisitor& visitor) {
     KVRUN_CHECK(n_done_ == n_in_flight_);
     return units_.VisitState(visitor);
@@ -416,10 +424,8 @@ Result<size_t> SealedFile::Complete(std::span<IoCompletion> completions, size_t 
   return impl_->Complete(completions, at_least);
 }
 Status SealedFile::Reserve(uint64_t size_bytes) {
-  if (size_bytes <= impl_->size_bytes()) return impl_->file().Reserve(size_bytes);
-  return {StatusCode::kInvalidArgument,
-          fmt::format("a file that is encrypted was made for {} bytes, and {} are asked for",
-                      impl_->size_bytes(), size_bytes)};
+  KVRUN_RETURN_IF_ERROR(impl_->file().Reserve(size_bytes));
+  return impl_->Grow(size_bytes);
 }
 void SealedFile::RegisterMemory(std::span<const iovec> regions) { impl_->RegisterMemory(regions); }
 Status SealedFile::Sync() { return impl_->file().Sync(); }

@@ -43,7 +43,7 @@ class SealedFile final : public BlockFile {
   // leaves units that were never written. A request may be several of the file below, one after another.
   Result<size_t> Submit(std::span<const IoRequest> requests) override;
   Result<size_t> Complete(std::span<IoCompletion> completions, size_t at_least) override;
-  // kInvalidArgument where there are fewer units.
+  // Units are more from then on, where the file below has room for them.
   Status Reserve(uint64_t size_bytes) override;
   void RegisterMemory(std::span<const iovec> regions) override;
   Status Sync() override;

@@ -31,25 +31,29 @@ Result<SealedUnits> SealedUnits::Create(const SecretKey& key, uint32_t n_units, 
   KVRUN_RETURN_IF_ERROR(RandomBytes(salt));
   KVRUN_ASSIGN_OR_RETURN(const SecretKey derived, DeriveKey(key, salt, kPurpose));
   KVRUN_ASSIGN_OR_RETURN(Sealer sealer, Sealer::Create(PreferredCipher(), derived));
-  SealedUnits units(key, n_units, unit_bytes, number, std::move(sealer));
+  SealedUnits units(key, unit_bytes, number, std::move(sealer));
   units.salt_ = salt;
-  units.table_.reset(new (std::nothrow) Entry[n_units]());
-  if (units.table_ == nullptr) {
-    return Status(StatusCode::kOutOfMemory,
-                  fmt::format("there is not enough memory for the encryption of the KV cache's file, which "
-                              "needs {}",
-                              FormatBytes(MemoryBytes(n_units))));
-  }
+  KVRUN_RETURN_IF_ERROR(units.Grow(n_units));
   return units;
 }
 
-SealedUnits::SealedUnits(const SecretKey& key, uint32_t n_units, uint32_t unit_bytes, uint32_t number,
-                         Sealer sealer)
-    : key_(key.bytes()),
-      n_units_(n_units),
-      unit_bytes_(unit_bytes),
-      number_(number),
-      sealer_(std::move(sealer)) {}
+Status SealedUnits::Grow(uint32_t n_units) {
+  if (n_units <= n_units_) return Status::Ok();
+  std::unique_ptr<Entry[]> table(new (std::nothrow) Entry[n_units]());
+  if (table == nullptr) {
+    return {
+        StatusCode::kOutOfMemory,
+        fmt::format("there is not enough memory for the encryption of the KV cache's file, which needs {}",
+                    FormatBytes(MemoryBytes(n_units)))};
+  }
+  std::copy_n(table_.get(), n_units_, table.get());
+  table_ = std::move(table);
+  n_units_ = n_units;
+  return Status::Ok();
+}
+
+SealedUnits::SealedUnits(const SecretKey& key, uint32_t unit_bytes, uint32_t number, Sealer sealer)
+    : key_(key.bytes()), unit_bytes_(unit_bytes), number_(number), sealer_(std::move(sealer)) {}
 
 uint64_t SealedUnits::MemoryBytes(uint32_t n_units) { return uint64_t{n_units} * sizeof(Entry); }
 

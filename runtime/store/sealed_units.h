@@ -37,6 +37,8 @@ class SealedUnits {
   static uint64_t MemoryBytes(uint32_t n_units);
 
   uint32_t n_units() const { return n_units_; }
+  // So many, where there are fewer.
+  Status Grow(uint32_t n_units);
   bool IsThere(uint32_t unit) const { return table_[unit].place != 0; }
   // The unit is there from now on, as `sealed`, which is as long as `plain`, the same memory or apart from
   // it. Where it fails, the unit is not there.
@@ -73,7 +75,7 @@ class SealedUnits {
     SecretKey key;
   };
 
-  SealedUnits(const SecretKey& key, uint32_t n_units, uint32_t unit_bytes, uint32_t number, Sealer sealer);
+  SealedUnits(const SecretKey& key, uint32_t unit_bytes, uint32_t number, Sealer sealer);
 
   std::array<std::byte, 12> AssociatedOf(uint32_t unit) const;
   // What opens units of that opening: kept until those of another one are opened.
@@ -86,7 +88,7 @@ class SealedUnits {
   Status Contradicts(const std::string& why) const;
 
   SecretKey key_;  // as it was given
-  uint32_t n_units_;
+  uint32_t n_units_ = 0;
   uint32_t unit_bytes_;
   uint32_t number_;
   std::unique_ptr<Entry[]> table_;

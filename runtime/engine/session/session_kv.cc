@@ -8,12 +8,14 @@
 #include <utility>
 #include <vector>
 
+#include "platform/io/secret_key.h"
 #include "runtime/engine/machine/storage_speed.h"
 #include "runtime/engine/pass/layer_states.h"
 #include "runtime/engine/pass/step_commands.h"
 #include "runtime/engine/session/session_adapter.h"
 #include "runtime/kv/planner/plan_kv.h"
 #include "runtime/kv/serve/kv_folder.h"
+#include "runtime/store/sealed_file.h"
 
 namespace kvrun {
 namespace {
@@ -45,7 +47,17 @@ Result<std::unique_ptr<BlockFile>> OpenKvFile(const KvStorageOptions& storage, F
 }
 
 uint32_t AlignmentOf(const BlockFile& file, const KvStorageOptions& storage) {
-  return std::max(file.mode().alignment_bytes, storage.least_alignment_bytes);
+  const uint32_t of_units = storage.encrypts ? SealedFile::kAlignmentBytes : 1;
+  return std::max({file.mode().alignment_bytes, storage.least_alignment_bytes, of_units});
+}
+
+// A file that ends with the process, and its key with it. unit_bytes: of what is written as a whole; 0: of
+// the least that can be.
+Result<std::unique_ptr<BlockFile>> Sealed(std::unique_ptr<BlockFile> file, uint32_t unit_bytes) {
+  KVRUN_ASSIGN_OR_RETURN(const SecretKey key, SecretKey::Random());
+  if (unit_bytes == 0) unit_bytes = std::max(file->mode().alignment_bytes, SealedFile::kAlignmentBytes);
+  KVRUN_ASSIGN_OR_RETURN(auto sealed, SealedFile::Create(std::move(file), key, unit_bytes, unit_bytes));
+  return std::unique_ptr<BlockFile>(std::move(sealed));
 }
 
 // That options alone name; what a budget takes where they do not.
@@ -130,6 +142,7 @@ Result<KvOptions> KvPreparation::CompleteOptions() {
   KvOptions options = settings_.kv;
   if (settings_.flash_times) options.flash_times = settings_.flash_times;
   if (layer_time_ != nullptr) options.max_buffer_bytes = layer_time_->device().max_buffer_bytes;
+  if (settings_.storage.encrypts) options.sealed_tokens = std::max(settings_.storage.room_tokens, 1U);
   KVRUN_ASSIGN_OR_RETURN(options.layer_shares, adapter_.LayerShares());
   return options;
 }
@@ -184,12 +197,19 @@ Result<std::unique_ptr<BlockFile>> KvPreparation::MakeFile(KeptFiles::Kind kind,
                                                            uint32_t queue_depth) const {
   KVRUN_ASSIGN_OR_RETURN(const BlockFileOptions options,
                          KvFileOptions(settings_.storage, FileUse::kIsKept, queue_depth));
-  if (kept_ == nullptr || !HasKeptRecords(plan)) return CreateBlockFile(options);
-  const uint32_t n_layers = model_.config.n_kv_layers();
-  return kept_->Make(kind, options, [&](const IoMode& mode) {
-    return kind == KeptFiles::Kind::kRecords ? RecordsFileSize(plan, n_layers, kept_->room_tokens(), mode)
+  const bool is_kept = kept_ != nullptr && HasKeptRecords(plan);
+  const auto size = [&](const IoMode& mode) {
+    const uint32_t n_layers = model_.config.n_kv_layers();
+    const uint32_t room_tokens = is_kept ? kept_->room_tokens() : 0;
+    return kind == KeptFiles::Kind::kRecords ? RecordsFileSize(plan, n_layers, room_tokens, mode)
                                              : RowsFileSize(plan, n_layers, mode);
-  });
+  };
+  if (is_kept) return kept_->Make(kind, options, size);
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file, CreateBlockFile(options));
+  if (!settings_.storage.encrypts) return file;
+  IoMode mode = file->mode();
+  mode.alignment_bytes = AlignmentOf(*file, settings_.storage);
+  return Sealed(std::move(file), HasKeptRecords(plan) ? size(mode).unit_bytes : 0);
 }
 
 Status KvPreparation::MakeFiles(OffloadedPassOptions* options) const {
@@ -204,6 +224,9 @@ Status KvPreparation::MakeFiles(OffloadedPassOptions* options) const {
       options->stores, MakeKvStores(plan, model_.config.n_kv_layers(), std::move(file), std::move(rows_file),
                                     kept_ != nullptr ? kept_->room_tokens() : 0));
   KVRUN_ASSIGN_OR_RETURN(options->spill, OpenKvFile(settings_.storage, FileUse::kIsKept));
+  if (settings_.storage.encrypts) {
+    KVRUN_ASSIGN_OR_RETURN(options->spill, Sealed(std::move(options->spill), 0));
+  }
   return Status::Ok();
 }
 
