@@ -33,7 +33,7 @@ class SealedUnits {
   // one does not open.
   static Result<SealedUnits> Create(const SecretKey& key, uint32_t n_units, uint32_t unit_bytes,
                                     uint32_t number);
-  // 24 for each unit; openings before this one take 72 each, where units of them are there.
+  // 24 for each unit; openings before this one take 80 each, where units of them are there.
   static uint64_t MemoryBytes(uint32_t n_units);
 
   uint32_t n_units() const { return n_units_; }

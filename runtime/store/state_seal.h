@@ -59,7 +59,7 @@ class StateSealer {
   bool DecodeHeader(std::span<const std::byte, StateSegmentHeader::kBytes> bytes, uint64_t begin_bytes,
                     StateSegmentHeader* header);
 
-  uint64_t MemoryBytes() const { return segments_.capacity() * sizeof(Segment); }
+  uint64_t MemoryBytes() const { return segments_.capacity() * (sizeof(Segment) + SecretKey::kBytes); }
 
  private:
   struct Segment {
