@@ -11,7 +11,9 @@
 #include <vector>
 
 #include "platform/io/faulty_block_file.h"
+#include "runtime/store/group_store.h"
 #include "runtime/store/sealed_units.h"
+#include "runtime/store/spill_file.h"
 #include "tests/storage/allocation_counter.h"
 #include "tests/storage/sealed_fixture.h"
 
@@ -235,6 +237,50 @@ TEST_F(SealedFileTest, AWriteThatFailsLeavesUnitsThatWereNeverWritten) {
   EXPECT_TRUE(UnitHolds(*file_, 2, 1));
   EXPECT_EQ(DoOne(*file_, IoKind::kRead, 0, memory.span()), 0);
   EXPECT_TRUE(AreZeros(memory.span()));
+}
+
+// What a store keeps there, and bits that flip on the disk: read once more, and then an error that says what.
+TEST_F(SealedFileTest, StoresSayWhatDoesNotOpen) {
+  constexpr uint32_t kRecordBytes = 5000;  // padded to a unit
+  const GroupStoreShape shape{.n_layers = 1, .n_streams = 1, .n_groups = 8, .record_bytes = kRecordBytes};
+  disk_ = PowerCutDisk(5);
+  auto file = OrDie(SealedFile::Create(Below(), KeyNumber(1), kUnitBytes, kUnitBytes));
+  const auto store = OrDie(GroupStore::Create(std::move(file), shape, 4 * kUnitBytes));
+  std::vector<std::byte> records(8 * kRecordBytes);
+  FillPattern(records, 0, 1);
+  RunOrDie(store->Append(0, 0, 0, records));
+  RunOrDie(store->Flush());
+  std::vector<std::byte> read(records.size());
+  std::vector<GroupFetch> fetches;
+  for (uint32_t group = 0; group < 8; ++group)
+    fetches.push_back({.stream = 0, .group = group, .memory = read.data() + group * kRecordBytes});
+  RunOrDie(store->Fetch(0, fetches));
+  EXPECT_EQ(read, records);
+  ChangeDisk(5 * kUnitBytes + 17, std::byte{4});
+  const Status status = store->Fetch(0, fetches);
+  EXPECT_EQ(status.code(), StatusCode::kCorrupt);
+  EXPECT_NE(status.message().find("group 5 of the KV cache came back changed from flash, twice"),
+            std::string::npos)
+      << status.message();
+  EXPECT_EQ(store->stats().records_read_again, 1U);
+  ChangeDisk(5 * kUnitBytes + 17, std::byte{4});
+  RunOrDie(store->Fetch(0, fetches));
+  EXPECT_EQ(read, records);
+}
+
+// The same of what a prompt puts aside, which knows its size late.
+TEST_F(SealedFileTest, SpillFilesGrowAndSayWhatDoesNotOpen) {
+  disk_ = PowerCutDisk(6);
+  auto file = OrDie(SealedFile::Create(Below(), KeyNumber(1), 4096, 4096));
+  const auto spill = OrDie(SpillFile::Create(std::move(file), 300'000));
+  std::vector<std::byte> bytes(200'001);
+  FillPattern(bytes, 0, 1);
+  RunOrDie(spill->Write(SpillFile::kOffsetAlignment, bytes));
+  std::vector<std::byte> read(bytes.size());
+  RunOrDie(spill->Read(SpillFile::kOffsetAlignment, read));
+  EXPECT_EQ(read, bytes);
+  ChangeDisk(2 * SpillFile::kOffsetAlignment + 17, std::byte{4});
+  EXPECT_EQ(spill->Read(SpillFile::kOffsetAlignment, read).code(), StatusCode::kCorrupt);
 }
 
 TEST_F(SealedFileTest, HoldsInMemoryWhatItSays) {
