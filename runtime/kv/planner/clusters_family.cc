@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "platform/base/units.h"
+#include "runtime/kv/clusters/cluster_rows.h"
 #include "runtime/kv/clusters/sequence_clusters.h"
 #include "runtime/kv/plan/kv_names.h"
 #include "runtime/kv/planner/describe_plan.h"
