@@ -9,6 +9,7 @@
 #include <cstring>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -64,6 +65,28 @@ TEST_F(SealedUnitsTest, WhatContradictsItselfIsRefused) {
   ExpectRefused({{0, 9}}, {}, "cipher 9 is not known", StatusCode::kUnsupported);
   ExpectRefused({{0}}, std::vector<SavedUnit>(kSealedUnits + 1, {Place(0, 1)}), "room for 12",
                 StatusCode::kInvalidArgument);
+}
+
+// What docs/formats/session.md says, done by hand, with the cipher that this machine would not take, too.
+TEST_F(SealedUnitsTest, UnitsThatWereSealedAsThePageSaysOpen) {
+  for (const Cipher cipher : {Cipher::kAes256Gcm, Cipher::kChaCha20Poly1305}) {
+    SCOPED_TRACE(CipherName(cipher));
+    SavedOpening opening{300, static_cast<uint32_t>(cipher)};
+    FillPattern(opening.salt, 0, 7);
+    Sealer sealer =
+        OrDie(Sealer::Create(cipher, OrDie(DeriveKey(KeyNumber(1), opening.salt, "kvrun sealed units"))));
+    constexpr uint64_t kCount = 0x0605040302;
+    constexpr uint32_t kUnit = 2;
+    const std::array<uint32_t, 3> associated = {0, kUnit, kUnitBytes};
+    SavedUnit unit{Place(300, kCount)};
+    std::vector<std::byte> bytes(kUnitBytes);
+    FillPattern(bytes, 0, 9);
+    RunOrDie(sealer.Seal(MakeNonce(0, kCount), std::as_bytes(std::span(associated)), bytes, bytes, unit.tag));
+    ASSERT_TRUE(Load({opening}, {{0}, {0}, unit}).ok());
+    EXPECT_TRUE(loaded_->IsThere(kUnit) && !loaded_->IsThere(1));
+    ASSERT_TRUE(loaded_->Open(kUnit, bytes).ok());
+    EXPECT_TRUE(HoldsPattern(bytes, 0, 9));
+  }
 }
 
 // Numbers are used again, until no more openings can be told apart.

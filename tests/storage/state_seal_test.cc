@@ -3,8 +3,9 @@
 
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <algorithm>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -182,6 +183,33 @@ TEST_F(SealedState, AHeaderThatWasChangedIsSeen) {
   const auto other = StateFileHeader{header.file_id, 9}.Encode();
   std::copy(other.begin(), other.end(), io_.Bytes(kSealedState).begin());
   EXPECT_EQ(Open(&key_, true).status().code(), StatusCode::kUnsupported);
+}
+
+// What docs/formats/state_file.md says, undone by hand.
+TEST_F(SealedState, IsSealedAsThePageSays) {
+  const StateBytes item = StatePattern(100, 1);
+  RunOrDie(SaveState(*Create(), {{KeyOf(1), item}}));
+  const std::span<const std::byte> bytes = io_.Bytes(kSealedState);
+  const auto salt = bytes.subspan(kStateBlockBytes + 72).first<kSaltBytes>();
+  const auto cipher = static_cast<Cipher>(bytes[32]);
+  Sealer sealer = OrDie(Sealer::Create(cipher, OrDie(DeriveKey(key_, salt, "kvrun state segment"))));
+  const std::span<const std::byte> id = bytes.subspan(24, 8);
+  const auto open = [&](uint32_t what, uint64_t place, std::span<const std::byte> sealed, size_t tag_at) {
+    StateBytes plain(sealed.size());
+    RunOrDie(
+        sealer.Open(MakeNonce(what, place), id, sealed, plain, bytes.subspan(tag_at).first<kTagBytes>()));
+    return plain;
+  };
+  const StateBytes header =
+      open(1, kStateBlockBytes, bytes.subspan(kStateBlockBytes + 8, 64), kStateBlockBytes + 112);
+  EXPECT_EQ(header[8], std::byte{116}) << "the payload's bytes: the chunk and its tag";
+  EXPECT_EQ(header[16], std::byte{1});
+  const size_t payload = 2 * kStateBlockBytes;
+  EXPECT_EQ(open(2, payload, bytes.subspan(payload, 100), payload + 100), item);
+  const StateBytes table = open(3, payload + 116, bytes.subspan(payload + 116, 64), payload + 116 + 64);
+  const auto record = StateItemRecord{KeyOf(1), StateItemRecord::Kind::kIs, 1, 100}.Encode();
+  EXPECT_TRUE(std::equal(record.begin(), record.end(), table.begin()));
+  EXPECT_EQ(bytes.size(), payload + kStateBlockBytes);
 }
 
 TEST_F(SealedState, MemoryIsThatOfTables) {
