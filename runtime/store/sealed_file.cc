@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstddef>
 #include <cstring>
@@ -52,6 +53,7 @@ class SealedFile::Impl {
         waiting_(mode_.queue_depth),
         file_(std::move(file)) {
     mode_.alignment_bytes = std::max(mode_.alignment_bytes, kAlignmentBytes);
+    if (unit_bytes <= kPageBytes && std::has_single_bit(unit_bytes)) mode_.alignment_bytes = unit_bytes;
   }
   Status TakeMemory();
   static uint64_t TablesBytes(uint32_t queue_depth) {

@@ -22,8 +22,11 @@ namespace kvrun {
 
 class SealedFile final : public BlockFile {
  public:
-  // Units are multiples of it, and of what the file below asks for.
-  static constexpr uint32_t kAlignmentBytes = 4096;
+  // Units are multiples of it, and of what the file below asks for. Where a unit is a power of two, up to a
+  // page, mode() asks for whole units.
+  static constexpr uint32_t kAlignmentBytes = 512;
+  // Of a file of which any part may be written: a unit less would need more memory.
+  static constexpr uint32_t kPageBytes = 4096;
 
   // size_bytes: of all units, rounded up to whole ones. `number`: of the file, among those of one session.
   // kUnsupported: this build cannot encrypt.

@@ -21,7 +21,7 @@ namespace kvrun::testing {
 namespace {
 
 TEST_F(SealedFileTest, SaysWhatIsInEffectAndRefusesWhatCannotBeDone) {
-  EXPECT_EQ(file_->mode().alignment_bytes, SealedFile::kAlignmentBytes);
+  EXPECT_EQ(file_->mode().alignment_bytes, SavePointFile::kAlignmentBytes);
   EXPECT_EQ(file_->mode().queue_depth, kSealedDepth);
   EXPECT_TRUE(file_->Reserve(kSealedBytes).ok());
   EXPECT_EQ(file_->Reserve(kSealedBytes + 1).code(), StatusCode::kInvalidArgument);
@@ -35,7 +35,7 @@ TEST_F(SealedFileTest, SaysWhatIsInEffectAndRefusesWhatCannotBeDone) {
   EXPECT_EQ(DoOne(*file_, IoKind::kRead, kSealedBytes - kUnitBytes, all.first(2 * kUnitBytes)), ENODATA);
   EXPECT_EQ(DoOne(*file_, IoKind::kRead, 0, all), 0);
   EXPECT_TRUE(AreZeros(all)) << "never written";
-  for (const uint32_t unit_bytes : {0U, 512U, 4096U + 512}) {
+  for (const uint32_t unit_bytes : {0U, 100U, 4096U + 100}) {
     EXPECT_EQ(SealedFile::Create(Below(), KeyNumber(1), kSealedBytes, unit_bytes).status().code(),
               StatusCode::kInvalidArgument);
   }
@@ -241,7 +241,7 @@ TEST_F(SealedFileTest, AWriteThatFailsLeavesUnitsThatWereNeverWritten) {
 
 // What a store keeps there, and bits that flip on the disk: read once more, and then an error that says what.
 TEST_F(SealedFileTest, StoresSayWhatDoesNotOpen) {
-  constexpr uint32_t kRecordBytes = 5000;  // padded to a unit
+  constexpr uint32_t kRecordBytes = 8000;  // padded to a unit
   const GroupStoreShape shape{.n_layers = 1, .n_streams = 1, .n_groups = 8, .record_bytes = kRecordBytes};
   disk_ = PowerCutDisk(5);
   auto file = OrDie(SealedFile::Create(Below(), KeyNumber(1), kUnitBytes, kUnitBytes));

@@ -46,16 +46,11 @@ Result<std::unique_ptr<BlockFile>> OpenKvFile(const KvStorageOptions& storage, F
   return CreateBlockFile(options);
 }
 
-uint32_t AlignmentOf(const BlockFile& file, const KvStorageOptions& storage) {
-  const uint32_t of_units = storage.encrypts ? SealedFile::kAlignmentBytes : 1;
-  return std::max({file.mode().alignment_bytes, storage.least_alignment_bytes, of_units});
-}
-
-// A file that ends with the process, and its key with it. unit_bytes: of what is written as a whole; 0: of
-// the least that can be.
+// A file that ends with the process, and its key with it. unit_bytes: of what is written as a whole; 0:
+// pages.
 Result<std::unique_ptr<BlockFile>> Sealed(std::unique_ptr<BlockFile> file, uint32_t unit_bytes) {
   KVRUN_ASSIGN_OR_RETURN(const SecretKey key, SecretKey::Random());
-  if (unit_bytes == 0) unit_bytes = std::max(file->mode().alignment_bytes, SealedFile::kAlignmentBytes);
+  if (unit_bytes == 0) unit_bytes = std::max(file->mode().alignment_bytes, SealedFile::kPageBytes);
   KVRUN_ASSIGN_OR_RETURN(auto sealed, SealedFile::Create(std::move(file), key, unit_bytes, unit_bytes));
   return std::unique_ptr<BlockFile>(std::move(sealed));
 }
@@ -63,6 +58,18 @@ Result<std::unique_ptr<BlockFile>> Sealed(std::unique_ptr<BlockFile> file, uint3
 // That options alone name; what a budget takes where they do not.
 Result<KvMethod> MethodOf(const KvOptions& kv) {
   return kv.method.empty() ? MethodOfBudget() : FindKvMethod(kv.method);
+}
+
+uint32_t AlignmentOf(const BlockFile& file, const KvSettings& settings) {
+  const KvStorageOptions& storage = settings.storage;
+  uint32_t of_units = 1;
+  if (storage.encrypts) {
+    // Records of groups are sealed as they are; of clusters, pages change.
+    const Result<KvMethod> method = MethodOf(settings.kv);
+    const bool has_groups = method.ok() && !method->has_clusters() && !method->evicts();
+    of_units = has_groups ? SealedFile::kAlignmentBytes : SealedFile::kPageBytes;
+  }
+  return std::max({file.mode().alignment_bytes, storage.least_alignment_bytes, of_units});
 }
 
 // Whether how much is selected may depend on how fast flash and device are (plan_kv.h).
@@ -164,7 +171,7 @@ Result<KvPlan> KvPreparation::Plan(uint32_t n_ctx, uint32_t n_sequences) {
   if (!IsSurelyResident(settings_.kv, shape, n_ctx, n_sequences)) {
     KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<BlockFile> file,
                            OpenKvFile(settings_.storage, FileUse::kIsTried));
-    alignment_bytes = AlignmentOf(*file, settings_.storage);
+    alignment_bytes = AlignmentOf(*file, settings_);
     speed = SpeedFor(settings_, *file);
   }
   // Before the adapter is read, which is large: a device may need the memory to be measured.
@@ -188,7 +195,7 @@ Result<KvPlan> KvPreparation::PlanForFolder(KvPlan plan) {
   same_group.default_group_tokens = plan.record.group_tokens;
   same_group.flash_times = plan.flash_times;
   KVRUN_ASSIGN_OR_RETURN(KvPlan of_folder, PlanKv(same_group, ShapeOf(model_.config), plan.n_ctx,
-                                                  plan.n_sequences, AlignmentOf(*file, settings_.storage)));
+                                                  plan.n_sequences, AlignmentOf(*file, settings_)));
   of_folder.notes = std::move(plan.notes);
   return of_folder;
 }
@@ -208,7 +215,7 @@ Result<std::unique_ptr<BlockFile>> KvPreparation::MakeFile(KeptFiles::Kind kind,
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file, CreateBlockFile(options));
   if (!settings_.storage.encrypts) return file;
   IoMode mode = file->mode();
-  mode.alignment_bytes = AlignmentOf(*file, settings_.storage);
+  mode.alignment_bytes = AlignmentOf(*file, settings_);
   return Sealed(std::move(file), HasKeptRecords(plan) ? size(mode).unit_bytes : 0);
 }
 

@@ -143,7 +143,8 @@ void AddSeals(const KvSizeInput& input, uint64_t n_pieces, uint64_t piece_bytes,
 }
 
 void AddPageSeals(const KvSizeInput& input, uint64_t file_bytes, KvPlan& plan) {
-  AddSeals(input, CeilDiv<uint64_t>(file_bytes, input.io_alignment_bytes), input.io_alignment_bytes, plan);
+  const uint32_t page_bytes = std::max(input.io_alignment_bytes, SealedFile::kPageBytes);
+  AddSeals(input, CeilDiv<uint64_t>(file_bytes, page_bytes), page_bytes, plan);
 }
 
 uint32_t ProjectedRows(const KvPlan& plan) {
@@ -183,9 +184,10 @@ uint64_t SpillChecksumBytes(const KvSizeInput& input, const KvPlan& plan, uint64
   const uint64_t pieces = n_chunks * 2 * CeilDiv(chunk_bytes / 2, SpillFile::kOffsetAlignment) +
                           layer_bytes / SpillFile::kOffsetAlignment + 2 * n_tiles;
   if (input.sealed_tokens == 0) return pieces * kChecksumBytes;
-  return pieces * kChecksumBytes + SealedFile::MemoryBytes(pieces * SpillFile::kOffsetAlignment,
-                                                           input.io_alignment_bytes,
-                                                           BlockFileOptions().queue_depth);
+  return pieces * kChecksumBytes +
+         SealedFile::MemoryBytes(pieces * SpillFile::kOffsetAlignment,
+                                 std::max(input.io_alignment_bytes, SealedFile::kPageBytes),
+                                 BlockFileOptions().queue_depth);
 }
 
 }  // namespace
