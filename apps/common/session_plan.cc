@@ -165,7 +165,7 @@ namespace {
 
 // There is such a session.
 bool IsKept(const std::string& session) {
-  char* json = nullptr;
+  char* json = nullptr;  // also of one whose key is another
   const bool is_kept = !session.empty() && kvrun_sessions_info_json(session.c_str(), &json) == KVRUN_OK;
   kvrun_string_free(json);
   return is_kept;
@@ -245,6 +245,7 @@ Session StartSession(const LoadedEngine& loaded, const SharedOptions& shared, Se
   options.progress = Progress::Callback;
   options.progress_user = progress;
   options.session = shared.session.c_str();
+  options.session_key_path = shared.session_key.c_str();
   Session session = ExplainingAdapter(*plan, [&] { return CreateSession(loaded.engine, options); });
   TellSession(session, shared, plan);
   return session;

@@ -72,12 +72,20 @@ void AddSessionOptions(OptionSet* set, SharedOptions* shared, KvComparisons comp
       });
 }
 
+void AddSessionKeyOption(OptionSet* set, std::string* key, const std::string& help) {
+  set->NonEmptyText("--session-key", key, "FILE|auto", help);
+}
+
 void AddKeptSessionOption(OptionSet* set, SharedOptions* shared) {
   set->Group(HelpGroup::kKv);
   set->NonEmptyText(
       "--session", &shared->session, "NAME|FILE",
       "keep what is read under this name, or in this file (with a '/'), and go on with what is there: tokens "
       "that begin alike are not read again, and --kv-... options are as they were where none are given");
+  AddSessionKeyOption(
+      set, &shared->session_key,
+      "encrypt what is kept with the key in this file (32 random bytes, mode 600), or with one "
+      "of your own that is made at first use (auto); without it nobody reads the session");
 }
 
 void AddEngineOptions(OptionSet* set, SharedOptions* shared, const std::string& default_context,

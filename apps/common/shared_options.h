@@ -28,7 +28,8 @@ struct SharedOptions {
   KvOptionList kv;     // as given; what a session takes is in its SessionPlan
   std::string config;  // a file; empty: none
   bool force_config = false;
-  std::string session;  // where it is kept; empty: nowhere
+  std::string session;      // where it is kept; empty: nowhere
+  std::string session_key;  // what it is encrypted with; empty: it is not
 };
 
 inline constexpr const char* kContextAsNeeded = "what the job needs, at most what the model was trained with";
@@ -42,7 +43,9 @@ void AddDeviceOptions(OptionSet* set, SharedOptions* shared);
 // --kv-method and the others of its kind, --config, --force-config.
 void AddSessionOptions(OptionSet* set, SharedOptions* shared,
                        KvComparisons comparisons = KvComparisons::kHidden);
-// --session.
+// --session-key: of sessions that are kept.
+void AddSessionKeyOption(OptionSet* set, std::string* key, const std::string& help);
+// --session, and its key.
 void AddKeptSessionOption(OptionSet* set, SharedOptions* shared);
 // The same as AddSessionOptions, --ctx, --profile, --validation, and what belongs to the device.
 // `default_context` says what a --ctx of 0 means.

@@ -33,6 +33,8 @@ struct SessionsOptions {
   std::string copy;
   std::string to;
   std::string prune;
+  std::string key;
+  bool wipe = false;
 };
 
 std::string FieldOf(const Json& session, const char* key) {
@@ -55,6 +57,11 @@ std::string DateOf(const Json& session) {
   return text;
 }
 
+// Its key was not given.
+bool IsLocked(const Json& session) {
+  return session.value("encrypted", false) && session.value("tokens", Json::array()).empty();
+}
+
 // "thesis   7,639 tokens   178.2 MiB   kvswap   SmolLM2 135M Instruct   2026-11-30 01:12", and the first
 // words.
 std::string LineOf(const Json& session) {
@@ -63,6 +70,10 @@ std::string LineOf(const Json& session) {
       FormatBytes(session.value("bytes", uint64_t{0})), FieldOf(session, "method"), DateOf(session));
   if (const std::string trouble = FieldOf(session, "trouble"); !trouble.empty()) {
     return line + "  cannot be opened: " + trouble + "\n";
+  }
+  if (IsLocked(session)) {
+    return fmt::format("{}\n  encrypted, {}, last used {}\n", FieldOf(session, "name"),
+                       FormatBytes(session.value("bytes", uint64_t{0})), DateOf(session));
   }
   const std::string words = FieldOf(session, "words");
   return line + fmt::format("  {}: {}\n", FieldOf(session, "model"), words.substr(0, 70));
@@ -92,10 +103,24 @@ Json AllSessions() {
   return TakeJson(text);
 }
 
-Json SessionInfoOf(const std::string& name) {
+Json SessionInfoOf(const SessionsOptions& options, const std::string& name) {
   char* text = nullptr;
-  Check(kvrun_sessions_info_json(name.c_str(), &text));
-  return TakeJson(text);
+  Check(kvrun_sessions_info_with_key_json(name.c_str(), options.key.c_str(), &text));
+  const Json session = TakeJson(text);
+  if (IsLocked(session) && !options.shared.quiet) {
+    PrintMessage(fmt::format("note: the session {} is encrypted: --session-key shows what is in it", name));
+  }
+  return session;
+}
+
+// Nothing is asked: who says so means it.
+void Wipe(const SessionsOptions& options) {
+  Check(kvrun_session_key_destroy(options.key.c_str()));
+  if (options.shared.quiet) return;
+  PrintMessage(fmt::format(
+      "destroyed {}: no session that was encrypted with it can be read any more, and nothing brings it back; "
+      "--remove and --prune remove the files",
+      options.key.empty() || options.key == "auto" ? "your key for sessions" : "the key " + options.key));
 }
 
 void Remove(const SessionsOptions& options, const std::string& name) {
@@ -126,8 +151,9 @@ int Sessions(const SessionsOptions& options, uint64_t most_bytes) {
   }
   for (const std::string& name : options.remove) Remove(options, name);
   if (!options.prune.empty()) Prune(options, most_bytes);
+  if (options.wipe) Wipe(options);
   Json sessions = Json::array();
-  for (const std::string& name : options.show) sessions.push_back(SessionInfoOf(name));
+  for (const std::string& name : options.show) sessions.push_back(SessionInfoOf(options, name));
   if (options.show.empty()) sessions = AllSessions();
   if (options.shared.json) {
     WriteStdout(JsonLine(sessions));
@@ -138,7 +164,8 @@ int Sessions(const SessionsOptions& options, uint64_t most_bytes) {
     text += LineOf(session);
     if (!options.show.empty()) text += Outline(session, 2);
   }
-  const bool changed = !options.copy.empty() || !options.remove.empty() || !options.prune.empty();
+  const bool changed =
+      !options.copy.empty() || !options.remove.empty() || !options.prune.empty() || options.wipe;
   if (!changed || !options.show.empty()) WriteStdout(text);
   if (sessions.empty() && !changed && !options.shared.quiet) PrintMessage("no sessions are kept");
   return 0;
@@ -165,6 +192,12 @@ Command AddSessionsCommand(CLI::App* program) {
                  options->prune = value;
                  *most_bytes = ParseBytes(source, value);
                });
+  AddSessionKeyOption(set.get(), &options->key,
+                      "with --show and --wipe: the key of sessions that are encrypted, as with kvrun run");
+  set->Flag(
+      "--wipe", &options->wipe,
+      "destroy the key of your own (--session-key auto), or the one that --session-key names: all that was "
+      "encrypted with it is lost at once; asks nothing");
   AddReportOptions(set.get(), &options->shared);
   return {set, {options, &options->shared.json}, [options, most_bytes] {
             return Sessions(*options, *most_bytes);

@@ -72,6 +72,8 @@ Result<KeyCheck> MakeKeyCheck(const SecretKey&, std::span<const std::byte, kSalt
 
 Result<Sealer> Sealer::Create(Cipher, const SecretKey&) { return CheckEncryption(); }
 
+Status Sealer::SetKey(const SecretKey&) { return CheckEncryption(); }
+
 Status Sealer::Seal(const Nonce&, std::span<const std::byte>, std::span<const std::byte>,
                     std::span<std::byte>, std::span<std::byte, kTagBytes>) {
   return CheckEncryption();
@@ -223,6 +225,15 @@ Result<Sealer> Sealer::Create(Cipher cipher, const SecretKey& key) {
   KVRUN_ASSIGN_OR_RETURN(contexts->seal, MakeContext(cipher, key, true));
   KVRUN_ASSIGN_OR_RETURN(contexts->open, MakeContext(cipher, key, false));
   return Sealer(cipher, std::move(contexts));
+}
+
+Status Sealer::SetKey(const SecretKey& key) {
+  const unsigned char* const bytes = Bytes(key.bytes().data());
+  if (EVP_CipherInit_ex2(contexts_->seal.get(), nullptr, bytes, nullptr, 1, nullptr) == 1 &&
+      EVP_CipherInit_ex2(contexts_->open.get(), nullptr, bytes, nullptr, 0, nullptr) == 1) {
+    return Status::Ok();
+  }
+  return Failed("prepare a key");
 }
 
 Status Sealer::Seal(const Nonce& nonce, std::span<const std::byte> associated,

@@ -83,6 +83,10 @@ class Sealer {
 
   Cipher cipher() const { return cipher_; }
 
+  // Another key from now on, without an allocation. Where it fails, neither key may be used any more: it is
+  // set anew, or the sealer goes.
+  Status SetKey(const SecretKey& key);
+
   // `sealed` has the size of `plain`, and is the same memory or apart from it. `associated` is not written,
   // and is to be the same when the record is opened: what the record is and where it belongs. Where it fails
   // otherwise, `sealed` holds zeros.

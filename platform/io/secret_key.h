@@ -14,14 +14,15 @@ void Wipe(std::span<std::byte> bytes);
 // Fills all of it with bytes that nobody can foretell, from the system. Any thread.
 Status RandomBytes(std::span<std::byte> bytes);
 
-// Moved, never copied; what it was moved from is wiped. Its memory may reach swap space and core dumps.
+// Moved, never copied; what it was moved from is wiped. Its bytes lie in pages that the system neither swaps
+// out (where it lets this process lock so much) nor writes to core dumps. What ciphers make of it does not.
 class SecretKey {
  public:
   static constexpr size_t kBytes = 32;
 
   static Result<SecretKey> Random();
 
-  SecretKey() = default;                                         // all zeros, to be filled
+  SecretKey();                                                   // all zeros, to be filled
   explicit SecretKey(std::span<const std::byte, kBytes> bytes);  // the caller wipes those
   SecretKey(SecretKey&& other) noexcept;
   SecretKey& operator=(SecretKey&& other) noexcept;
@@ -29,14 +30,16 @@ class SecretKey {
   SecretKey& operator=(const SecretKey&) = delete;
   ~SecretKey();
 
-  std::span<const std::byte, kBytes> bytes() const { return bytes_; }
-  std::span<std::byte, kBytes> bytes() { return bytes_; }
+  std::span<const std::byte, kBytes> bytes() const {
+    return std::span<const std::byte, kBytes>(bytes_, kBytes);
+  }
+  std::span<std::byte, kBytes> bytes() { return std::span<std::byte, kBytes>(bytes_, kBytes); }
 
   // Takes as long whatever they hold.
   friend bool operator==(const SecretKey& a, const SecretKey& b);
 
  private:
-  std::byte bytes_[kBytes] = {};
+  std::byte* bytes_;  // its own, as long as it lives
 };
 
 }  // namespace kvrun

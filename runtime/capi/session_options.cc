@@ -3,8 +3,14 @@
 #include <fmt/format.h>
 
 #include <cstring>
+#include <memory>
+#include <string>
+#include <string_view>
 #include <type_traits>
+#include <utility>
 
+#include "platform/io/secret_key.h"
+#include "platform/io/session_key.h"
 #include "runtime/capi/border.h"
 #include "runtime/engine/session/session_folder.h"
 
@@ -23,7 +29,38 @@ Status SetKvType(const kvrun_kv_type& given, KvSettings* kv) {
   return kv_type == KVRUN_KV_F32 ? SetKvOption("type", "f32", kv) : Status::Ok();
 }
 
+constexpr std::string_view kOwnKey = "auto";
+
+Result<std::shared_ptr<const SecretKey>> AskForKey(kvrun_session_key_fn ask, void* user) {
+  auto key = std::make_shared<SecretKey>();
+  static_assert(SecretKey::kBytes == 32);
+  if (ask(user, reinterpret_cast<uint8_t*>(key->bytes().data())) == 0) return {std::move(key)};
+  return Status(StatusCode::kInvalidArgument,
+                "session_key gives no key: the session is not made; without the callback it would not be "
+                "encrypted");
+}
+
+// Null: there is none.
+Result<std::shared_ptr<const SecretKey>> KeyOf(const kvrun_session_options& given) {
+  const bool has_path = given.session_key_path != nullptr && *given.session_key_path != '\0';
+  if (has_path && given.session_key != nullptr) {
+    return Status(StatusCode::kInvalidArgument,
+                  "a session has one key: give session_key_path or session_key, and not both");
+  }
+  if (given.session_key != nullptr) return AskForKey(given.session_key, given.session_key_user);
+  if (has_path) return ReadSessionKey(given.session_key_path);
+  return std::shared_ptr<const SecretKey>();
+}
+
 }  // namespace
+
+std::string SessionKeyPath(const std::string& path) { return path == kOwnKey ? DefaultKeyPath() : path; }
+
+Result<std::shared_ptr<const SecretKey>> ReadSessionKey(const std::string& path) {
+  const std::string file = SessionKeyPath(path);
+  KVRUN_ASSIGN_OR_RETURN(SecretKey key, path == kOwnKey ? UserKey(file) : ReadKeyFile(file));
+  return std::shared_ptr<const SecretKey>(std::make_shared<SecretKey>(std::move(key)));
+}
 
 Result<SessionOptions> ReadSessionOptions(const kvrun_session_options* given) {
   kvrun_session_options read;
@@ -37,6 +74,14 @@ Result<SessionOptions> ReadSessionOptions(const kvrun_session_options* given) {
   if (read.session != nullptr && *read.session != '\0') {
     KVRUN_ASSIGN_OR_RETURN(options.path, SessionPath(read.session));
   }
+  const bool has_key_path = read.session_key_path != nullptr && *read.session_key_path != '\0';
+  if (options.path.empty() && (has_key_path || read.session_key != nullptr)) {
+    return Status(
+        StatusCode::kInvalidArgument,
+        "a session's key (--session-key) is for one that is kept: name it with --session, or encrypt "
+        "what ends with the process with --kv-encrypt");
+  }
+  KVRUN_ASSIGN_OR_RETURN(options.key, KeyOf(read));
   KVRUN_RETURN_IF_ERROR(SetKvType(read.kv_type, &options.kv));
   if (read.n_kv_options > 0) KVRUN_RETURN_IF_ERROR(CheckNotNull(read.kv_options, "kv_options"));
   for (size_t i = 0; i < read.n_kv_options; ++i) {
@@ -44,6 +89,7 @@ Result<SessionOptions> ReadSessionOptions(const kvrun_session_options* given) {
     KVRUN_RETURN_IF_ERROR(CheckNotNull(read.kv_options[i].value, "kv_options[].value"));
     KVRUN_RETURN_IF_ERROR(SetKvOption(read.kv_options[i].name, read.kv_options[i].value, &options.kv));
   }
+  if (options.key != nullptr) options.kv.storage.encrypts = true;  // plans, too, are to say what it takes
   return options;
 }
 

@@ -1,8 +1,12 @@
 // Sessions that are kept: what there is of them, and what is done with their files.
 #include <algorithm>
+#include <memory>
 #include <string>
 
+#include "platform/io/secret_key.h"
+#include "platform/io/session_key.h"
 #include "runtime/capi/border.h"
+#include "runtime/capi/session_options.h"
 #include "runtime/engine/session/session_folder.h"
 #include "runtime/engine/session/session_list.h"
 
@@ -37,6 +41,7 @@ Json InfoOf(const KeptSessionInfo& session) {
           {"used", session.used_s},
           {"options", PairsInfo(identity.given)},
           {"form", PairsInfo(identity.form)},
+          {"encrypted", session.is_encrypted},
           {"trouble", session.trouble.empty() ? Json() : Json(session.trouble)}};
 }
 
@@ -61,13 +66,31 @@ kvrun_status kvrun_sessions_json(const char* folder, char** json) {
 }
 
 kvrun_status kvrun_sessions_info_json(const char* session, char** json) {
+  return kvrun_sessions_info_with_key_json(session, nullptr, json);
+}
+
+kvrun_status kvrun_sessions_info_with_key_json(const char* session, const char* session_key_path,
+                                               char** json) {
   return Guard([&]() -> Status {
     KVRUN_RETURN_IF_ERROR(CheckNotNull(json, "json"));
     *json = nullptr;
     KVRUN_RETURN_IF_ERROR(CheckNotNull(session, "session"));
     KVRUN_ASSIGN_OR_RETURN(const std::string path, kvrun::SessionPath(session));
-    KVRUN_ASSIGN_OR_RETURN(const KeptSessionInfo info, kvrun::DescribeSession(path));
+    std::shared_ptr<const kvrun::SecretKey> key;
+    if (session_key_path != nullptr && *session_key_path != '\0') {
+      KVRUN_ASSIGN_OR_RETURN(key, kvrun::capi::ReadSessionKey(session_key_path));
+    }
+    KVRUN_ASSIGN_OR_RETURN(const KeptSessionInfo info, kvrun::DescribeSession(path, key.get()));
     return kvrun::capi::CopyOut(InfoOf(info), json);
+  });
+}
+
+kvrun_status kvrun_session_key_destroy(const char* session_key_path) {
+  return Guard([&]() -> Status {
+    const bool is_own = session_key_path == nullptr || *session_key_path == '\0';
+    const std::string path = kvrun::capi::SessionKeyPath(is_own ? "auto" : session_key_path);
+    if (path.empty()) return Status::Ok();  // nor can there be one
+    return kvrun::DestroyKeyFile(path);
   });
 }
 

@@ -37,6 +37,9 @@ struct SessionOptions {
   // it ends with its process. What is there says which KV options are not given here, and n_ctx is the least
   // context.
   std::string path;
+  // What of it lies on flash is encrypted, with this key; null: it is not, unless kv.storage says so of what
+  // ends with the process.
+  std::shared_ptr<const SecretKey> key;
 };
 
 class RateWatch;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "platform/io/seal.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/session/context_length.h"
 #include "runtime/engine/session/session_files.h"
@@ -22,7 +23,7 @@ Result<SessionIdentity> IdentityOf(const Model& model, const KvSettings& setting
   identity.room_tokens = room_tokens;
   // Where KV lies, and how it is read there, is the machine's.
   for (const auto& [name, value] : settings.given) {
-    if (name != "dir" && name != "io" && name != "direct" && name != "tmpfs")
+    if (name != "dir" && name != "io" && name != "direct" && name != "tmpfs" && name != "encrypt")
       identity.given.emplace_back(name, value);
   }
   identity.settled = SettledOptions(plan);
@@ -130,9 +131,19 @@ Result<std::unique_ptr<Session>> Engine::OpenSession(const SessionOptions& optio
 
 Result<std::unique_ptr<Session>> Engine::KeepSession(const SessionOptions& given) {
   SessionOptions options = given;
+  if (options.key == nullptr && options.kv.storage.encrypts) {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("--kv-encrypt is for what ends with its process, and the session {} is to be "
+                              "kept: give a key that stays (--session-key)",
+                              options.path));
+  }
+  if (options.key != nullptr) KVRUN_RETURN_IF_ERROR(CheckEncryption());
+  options.kv.storage.encrypts = options.key != nullptr;
   options.kv.storage.least_alignment_bytes = SavePointFile::kAlignmentBytes;
+  options.kv.storage.room_tokens =
+      std::max(ChooseContext(options.n_ctx, model_.config), model_.config.n_ctx_train);
   KVRUN_ASSIGN_OR_RETURN(const std::string fingerprint, model_.Fingerprint());
-  Result<std::unique_ptr<SessionFiles>> opened = SessionFiles::Open(options.path);
+  Result<std::unique_ptr<SessionFiles>> opened = SessionFiles::Open(options.path, options.key);
   if (opened.status().code() == StatusCode::kUnsupported) {
     return MakeSession(
         options, nullptr,
@@ -150,6 +161,7 @@ Result<std::unique_ptr<Session>> Engine::KeepSession(const SessionOptions& given
   if (files->identity()) {
     note = files->ReadNote();
     const SessionIdentity identity = *files->identity();
+    options.kv.storage.room_tokens = identity.room_tokens;
     const auto is_damaged = std::make_shared<bool>(false);
     files->TellDamage(is_damaged);
     Result<std::unique_ptr<Session>> session = OpenSession(options, &files);
@@ -157,7 +169,7 @@ Result<std::unique_ptr<Session>> Engine::KeepSession(const SessionOptions& given
     // What else is known of it is kept: how it was made, and the caller's note.
     KVRUN_RETURN_IF_ERROR(identity.Complete(&options.kv, /*with_settled=*/true));
     options.n_ctx = std::max(ChooseContext(options.n_ctx, model_.config), identity.n_ctx);
-    KVRUN_ASSIGN_OR_RETURN(files, SessionFiles::Open(options.path));
+    KVRUN_ASSIGN_OR_RETURN(files, SessionFiles::Open(options.path, options.key));
     KVRUN_RETURN_IF_ERROR(files->BeginAnew(session.status().message()));
   }
   return BeginSession(options, std::move(files), std::move(note));

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -23,6 +24,10 @@ constexpr uint32_t AsChecksum(uint64_t hash, uint32_t least = kNotWritten + 1) {
 }
 // `seed`: where the bytes belong, so that those of another place differ.
 uint32_t ChecksumOf(std::span<const std::byte> bytes, uint64_t seed, uint32_t least = kNotWritten + 1);
+
+// What a read has met, to who checks all that is read: what did not open of a sealed file (zeros:
+// SealedFile), or what a disk knows to be bad, is there, and wrong.
+constexpr int ErrorOfRead(int error_number) { return error_number == EBADMSG ? 0 : error_number; }
 
 // The pieces that were asked for together. They are looked at in their order, once all are there.
 class CheckedRead {

@@ -176,7 +176,7 @@ Status ClusterStore::Poll(uint32_t wait_for) {
     if (request.io->kind == IoKind::kWrite)
       OnWritten(request, completion.error_number);
     else
-      OnRead(request, completion.error_number);
+      OnRead(request, ErrorOfRead(completion.error_number));
   }
   return Status::Ok();
 }

@@ -189,7 +189,7 @@ Status GroupStore::Poll(uint32_t wait_for) {
     if (request.io->kind == IoKind::kWrite)
       OnWritten(request, completion.error_number);
     else
-      OnRead(request, completion.error_number);
+      OnRead(request, ErrorOfRead(completion.error_number));
   }
   return Status::Ok();
 }

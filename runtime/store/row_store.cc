@@ -99,7 +99,10 @@ Status RowStore::Poll(size_t at_least) {
     Slot& slot = completion.tag == kReadTag ? read_ : writes_[completion.tag];
     slot.in_flight = false;
     slot.error_number = completion.error_number;
-    if (completion.tag != kReadTag) OnWritten(slot);
+    if (completion.tag == kReadTag)
+      slot.error_number = ErrorOfRead(slot.error_number);
+    else
+      OnWritten(slot);
   }
   return Status::Ok();
 }

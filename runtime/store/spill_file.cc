@@ -35,7 +35,7 @@ Result<int> SpillFile::Transfer(IoKind kind, uint64_t offset, std::byte* bytes, 
   }
   IoCompletion completion;
   KVRUN_RETURN_IF_ERROR(file_->Complete({&completion, 1}, 1).status());
-  return completion.error_number;
+  return kind == IoKind::kRead ? ErrorOfRead(completion.error_number) : completion.error_number;
 }
 
 // Pieces as large as a place in the buffer; a place is used again as soon as its piece is there.
@@ -82,8 +82,10 @@ Status SpillFile::TransferCopied(IoKind kind, uint64_t offset, std::span<std::by
     --n_under_way;
     const std::span<std::byte> piece = std::exchange(pieces[completion.tag], {});
     const auto at = static_cast<uint64_t>(piece.data() - bytes.data());
-    if (status.ok()) status = StatusOf(completion.error_number, kind, offset + at, piece.size());
-    if (kind == IoKind::kRead && completion.error_number == 0) {
+    const int error_number =
+        kind == IoKind::kRead ? ErrorOfRead(completion.error_number) : completion.error_number;
+    if (status.ok()) status = StatusOf(error_number, kind, offset + at, piece.size());
+    if (kind == IoKind::kRead && error_number == 0) {
       std::memcpy(piece.data(), buffer_.get() + completion.tag * place_bytes, piece.size());
     }
   }

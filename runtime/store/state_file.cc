@@ -3,15 +3,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <utility>
 #include <vector>
 
 #include "platform/base/units.h"
+#include "platform/io/seal.h"
 #include "runtime/store/state_file_io.h"
 #include "runtime/store/state_folder.h"
 #include "runtime/store/state_reader.h"
 #include "runtime/store/state_save.h"
+#include "runtime/store/state_seal.h"
 #include "runtime/store/state_tables.h"
 
 namespace kvrun {
@@ -28,8 +31,10 @@ const StateTables& NoTables() {
 
 class StateFile::Impl {
  public:
-  Impl(StateFileIo& io, std::string path, StateFolder folder, bool read_only)
-      : io_(io), path_(std::move(path)), folder_(std::move(folder)), read_only_(read_only) {}
+  Impl(StateFileIo& io, std::string path, StateFolder folder, bool read_only, const SecretKey* key)
+      : io_(io), path_(std::move(path)), folder_(std::move(folder)), read_only_(read_only) {
+    if (key != nullptr) key_.emplace(key->bytes());
+  }
   ~Impl() { Abandon(); }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -44,7 +49,10 @@ class StateFile::Impl {
   const std::string& path() const { return path_; }
   const StateTables& tables() const { return tables_; }
   uint64_t file_bytes() const { return file_.valid() ? end_bytes_ : 0; }
-  uint64_t MemoryBytes() const { return tables_.MemoryBytes() + (save_ ? save_->MemoryBytes() : 0); }
+  uint64_t MemoryBytes() const {
+    return tables_.MemoryBytes() + (save_ ? save_->MemoryBytes() : 0) +
+           (sealer_ ? sealer_->MemoryBytes() : 0);
+  }
   StateFileCounters counters() const;
 
  private:
@@ -56,7 +64,10 @@ class StateFile::Impl {
   // What was uncertain is settled, and a segment can go behind the last one.
   bool CanAppend();
   Status CutTail();
+  Status BeginSegment();
   Status BeginWhole();
+  // Of a file that is sealed, the header's second part.
+  Status WriteSeal(Cipher cipher);
   Status CommitSegment();
   Status CommitWhole();
   void TakeOver(StateSave& save);
@@ -69,10 +80,14 @@ class StateFile::Impl {
   const std::string path_;
   const StateFolder folder_;
   const bool read_only_;
+  std::optional<SecretKey> key_;
+  const SecretKey* key() const { return key_ ? &*key_ : nullptr; }
+  uint32_t tag_bytes() const { return key_ ? kStateTagBytes : 0; }
 
   StateHandle file_;  // none before the first save
   StateHandle held_;  // what has the name, if that is another file; locked
   uint64_t file_id_ = 0;
+  std::unique_ptr<StateSealer> sealer_;  // of file_, with a key
   uint64_t n_segments_ = 0;
   uint64_t end_bytes_ = 0;   // of the last whole segment
   uint64_t size_bytes_ = 0;  // of the file: what is behind the end is of no use
@@ -89,6 +104,7 @@ class StateFile::Impl {
 
   StateHandle whole_;      // the file beside, of a save that writes one
   uint64_t whole_id_ = 0;  // the same
+  std::unique_ptr<StateSealer> whole_sealer_;
   std::unique_ptr<StateSave> save_;
 
   StateFileCounters closed_;  // of files that are closed, and saves
@@ -103,7 +119,8 @@ Status StateFile::Impl::Load() {
   KVRUN_ASSIGN_OR_RETURN(file_, read_only_ ? folder_.OpenToRead() : folder_.OpenLocked());
   // Who has it without having the name locked is about to see that.
   if (!read_only_) (void)folder_.RemoveLeftBeside();
-  KVRUN_ASSIGN_OR_RETURN(StateContents found, ReadStateFile(file_));
+  KVRUN_ASSIGN_OR_RETURN(StateContents found, ReadStateFile(file_, key()));
+  sealer_ = std::move(found.sealer);
   file_id_ = found.file_id;
   n_segments_ = found.n_segments;
   end_bytes_ = found.end_bytes;
@@ -131,8 +148,15 @@ Status StateFile::Impl::HoldName() {
 
 Status StateFile::Impl::ReadChunk(const StateKey& key, const StateTables::Chunk& chunk,
                                   std::span<std::byte> to) const {
-  KVRUN_RETURN_IF_ERROR(file_.Read(chunk.offset_bytes, to));
-  if (StateCheckOf(to, file_id_) == chunk.check) return Status::Ok();
+  bool is_right = true;
+  if (sealer_ == nullptr) {
+    KVRUN_RETURN_IF_ERROR(file_.Read(chunk.offset_bytes, to));
+  } else {
+    std::vector<std::byte> sealed(to.size() + kStateTagBytes);
+    KVRUN_RETURN_IF_ERROR(file_.Read(chunk.offset_bytes, sealed));
+    is_right = sealer_->Open(StateSealed::kChunk, chunk.offset_bytes, sealed, to).ok();
+  }
+  if (is_right && StateCheckOf(to, file_id_) == chunk.check) return Status::Ok();
   return {StatusCode::kCorrupt,
           fmt::format("the session's file {} is damaged: {} is not what was written, at byte {}: the session "
                       "has to be computed again, or its file copied again",
@@ -172,7 +196,7 @@ Status StateFile::Impl::Read(const StateKey& key, uint64_t offset_bytes, std::sp
 
 bool StateFile::Impl::WantsWhole() const {
   if (n_segments_ >= whole_from_segments_) return true;
-  const uint64_t live_bytes = tables_.WholeFileBytes();
+  const uint64_t live_bytes = tables_.WholeFileBytes(tag_bytes());
   const uint64_t dead_bytes = end_bytes_ - std::min(end_bytes_, live_bytes);
   const bool is_worth_it = dead_bytes > live_bytes && dead_bytes > kDeadBytesThatMayStay;
   return is_worth_it && end_bytes_ >= whole_from_bytes_;
@@ -194,12 +218,17 @@ Status StateFile::Impl::BeginSave() {
     return {StatusCode::kInvalidArgument,
             fmt::format("the session's file {} was opened to be read: a save needs another name", path_)};
   }
-  if (WantsWhole() || !CanAppend()) {
-    Status status = BeginWhole();
-    if (!status.ok()) Fail(status);
-    return status;
+  if (!WantsWhole() && CanAppend()) return BeginSegment();
+  Status status = BeginWhole();
+  if (!status.ok()) Fail(status);
+  return status;
+}
+
+Status StateFile::Impl::BeginSegment() {
+  StateSave::Place place{file_id_, n_segments_, end_bytes_, last_check_, sealer_.get(), {}};
+  if (sealer_ != nullptr) {
+    KVRUN_ASSIGN_OR_RETURN(place.salt, sealer_->BeginSegment(end_bytes_));
   }
-  const StateSave::Place place{file_id_, n_segments_, end_bytes_, last_check_};
   save_ = std::make_unique<StateSave>(file_, tables_, place);
   return Status::Ok();
 }
@@ -220,10 +249,23 @@ Status StateFile::Impl::BeginWhole() {
   KVRUN_ASSIGN_OR_RETURN(whole_, folder_.MakeBeside());
   KVRUN_RETURN_IF_ERROR(HoldName());  // something may have got the name while nothing was locked
   whole_id_ = io_.NewFileId();
-  KVRUN_RETURN_IF_ERROR(whole_.Write(0, StateFileHeader{whole_id_}.Encode()));
-  const StateSave::Place place{whole_id_, 0, kStateBlockBytes, {}};
+  const auto cipher = PreferredCipher();
+  const StateFileHeader header{whole_id_, key_ ? static_cast<uint32_t>(cipher) : 0};
+  KVRUN_RETURN_IF_ERROR(whole_.Write(0, header.Encode()));
+  if (key_) KVRUN_RETURN_IF_ERROR(WriteSeal(cipher));
+  StateSave::Place place{whole_id_, 0, kStateBlockBytes, {}, whole_sealer_.get(), {}};
+  if (key_) {
+    KVRUN_ASSIGN_OR_RETURN(place.salt, whole_sealer_->BeginSegment(place.begin_bytes));
+  }
   save_ = std::make_unique<StateSave>(whole_, NoTables(), place);
   return Status::Ok();
+}
+
+Status StateFile::Impl::WriteSeal(Cipher cipher) {
+  KVRUN_ASSIGN_OR_RETURN(StateSealer sealer, StateSealer::Create(cipher, *key_, whole_id_));
+  whole_sealer_ = std::make_unique<StateSealer>(std::move(sealer));
+  KVRUN_ASSIGN_OR_RETURN(const StateSealHeader header, StateSealHeader::Of(*key_));
+  return whole_.Write(StateFileHeader::kBytes, header.Encode(whole_id_));
 }
 
 Status StateFile::Impl::Put(const StateKey& key, std::span<const std::byte> bytes, bool is_last) {
@@ -278,6 +320,7 @@ Status StateFile::Impl::CommitWhole() {
   whole_ = StateHandle();
   held_ = StateHandle();
   file_id_ = whole_id_;
+  sealer_ = std::move(whole_sealer_);
   n_segments_ = 0;
   whole_from_bytes_ = 0;
   whole_from_segments_ = kManyStateSegments;
@@ -289,7 +332,7 @@ void StateFile::Impl::TakeOver(StateSave& save) {
   tables_ = std::move(save.tables());
   tables_.DropSpareMemory();
   end_bytes_ = size_bytes_ = save.segment().end_bytes();
-  last_check_ = save.segment().header.Check(save.file_id());
+  last_check_ = save.header_check();
   ++n_segments_;
   header_is_uncertain_ = name_is_uncertain_ = has_unread_tail_ = false;
 }
@@ -344,21 +387,34 @@ StateFileCounters StateFile::Impl::counters() const {
 StateFile::StateFile(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 StateFile::~StateFile() = default;
 
-Result<std::unique_ptr<StateFile>> StateFile::Create(const std::string& path, StateFileIo* io) {
+Result<std::unique_ptr<StateFile>> StateFile::Create(const std::string& path, StateFileIo* io,
+                                                     const SecretKey* key) {
+  if (key != nullptr) KVRUN_RETURN_IF_ERROR(CheckEncryption());
   StateFileIo& system = io != nullptr ? *io : SystemStateFileIo();
   KVRUN_ASSIGN_OR_RETURN(StateFolder folder, StateFolder::Open(system, path));
-  auto impl = std::make_unique<Impl>(system, path, std::move(folder), false);
+  auto impl = std::make_unique<Impl>(system, path, std::move(folder), false, key);
   KVRUN_RETURN_IF_ERROR(impl->PrepareCreation());
   return std::unique_ptr<StateFile>(new StateFile(std::move(impl)));
 }
 
-Result<std::unique_ptr<StateFile>> StateFile::Open(const std::string& path, bool read_only, StateFileIo* io) {
+Result<std::unique_ptr<StateFile>> StateFile::Open(const std::string& path, bool read_only, StateFileIo* io,
+                                                   const SecretKey* key) {
   StateFileIo& system = io != nullptr ? *io : SystemStateFileIo();
   KVRUN_ASSIGN_OR_RETURN(StateFolder folder,
                          read_only ? StateFolder::Unopened(system, path) : StateFolder::Open(system, path));
-  auto impl = std::make_unique<Impl>(system, path, std::move(folder), read_only);
+  auto impl = std::make_unique<Impl>(system, path, std::move(folder), read_only, key);
   KVRUN_RETURN_IF_ERROR(impl->Load());
   return std::unique_ptr<StateFile>(new StateFile(std::move(impl)));
+}
+
+Result<bool> StateFile::IsSealed(const std::string& path, StateFileIo* io) {
+  KVRUN_ASSIGN_OR_RETURN(const StateFolder folder,
+                         StateFolder::Unopened(io != nullptr ? *io : SystemStateFileIo(), path));
+  KVRUN_ASSIGN_OR_RETURN(const StateHandle file, folder.OpenToRead());
+  std::array<std::byte, StateFileHeader::kBytes> bytes{};
+  KVRUN_RETURN_IF_ERROR(file.Read(0, bytes));
+  KVRUN_ASSIGN_OR_RETURN(const StateFileHeader header, StateFileHeader::Decode(bytes, path));
+  return header.is_sealed();
 }
 
 const std::string& StateFile::path() const { return impl_->path(); }

@@ -14,6 +14,9 @@
 // One process at a time has a file to save to it, which keeps others from that by a lock; who only reads
 // needs none, and sees the last save there was when it opened the file.
 //
+// With a key all of the file is sealed, but that it is one, and what tells whether a key is its own: the rest
+// is of no use to whoever has the file alone. What was changed of it does not open, and is as damaged.
+//
 // Threads: one at a time.
 #pragma once
 
@@ -27,6 +30,7 @@
 #include <string>
 
 #include "platform/base/status.h"
+#include "platform/io/secret_key.h"
 
 namespace kvrun {
 
@@ -51,6 +55,7 @@ enum class StatePart : uint16_t {
   kFile = 12,   // where what the file of records held lies in it
   kPass = 13,   // what a forward pass knows besides its KV
   kSlots = 14,  // what lay in slots, where that decides what is attended to
+  kSeals = 15,  // what opens the units of a file of records that are sealed
 };
 
 struct StateKey {
@@ -73,12 +78,15 @@ class StateFile {
   // must be there; it stays that folder wherever the process goes. Mode 0600. kInvalidArgument: what has its
   // name is not a file of this user's own, or another process has it to save to it. (Where nothing has the
   // name yet, the first of two processes to begin a save gets it, and the other one's saves say so.)
-  // `io`: of tests; null is the system's.
-  static Result<std::unique_ptr<StateFile>> Create(const std::string& path, StateFileIo* io = nullptr);
+  // `io`: of tests; null is the system's. `key`: it is sealed; else plain. kUnsupported: this build cannot
+  // encrypt.
+  static Result<std::unique_ptr<StateFile>> Create(const std::string& path, StateFileIo* io = nullptr,
+                                                   const SecretKey* key = nullptr);
   // The last whole save. kNotFound: there is no file. kUnsupported: of another version of the format, which
   // the message names. kCorrupt: no whole save is in it, or one that was answered is not whole any more: it
   // has to be computed again. kInvalidArgument: not a file of this user's own (a link, a pipe, another's), or
-  // another process has it to save to it. `read_only`: may be of a folder that cannot be written; no saves,
+  // another process has it to save to it; or it is sealed and there is no key, or another one; or it is plain
+  // and there is a key. `read_only`: may be of a folder that cannot be written; no saves,
   // and no lock.
   //
   // Where the disk cannot read what lies behind a whole save, that save is what the file holds: a sector may
@@ -87,7 +95,9 @@ class StateFile {
   // kIo also where what is there cannot be synced. The system says that once: a second Open may then answer,
   // and build on, what a power cut loses.
   static Result<std::unique_ptr<StateFile>> Open(const std::string& path, bool read_only = false,
-                                                 StateFileIo* io = nullptr);
+                                                 StateFileIo* io = nullptr, const SecretKey* key = nullptr);
+  // Whether it is sealed; errors are those of Open that need no key.
+  static Result<bool> IsSealed(const std::string& path, StateFileIo* io = nullptr);
   ~StateFile();
   StateFile(const StateFile&) = delete;
   StateFile& operator=(const StateFile&) = delete;

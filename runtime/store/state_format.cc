@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "platform/base/check.h"
+#include "platform/base/units.h"
 
 namespace kvrun {
 namespace {
@@ -21,7 +22,9 @@ constexpr size_t kFlagsAt = 12;
 constexpr size_t kChunkBytesAt = 16;
 constexpr size_t kBlockBytesAt = 20;
 constexpr size_t kFileIdAt = 24;
+constexpr size_t kCipherAt = 32;
 constexpr size_t kFileCheckAt = 48;
+constexpr uint32_t kSealedFlag = 1;
 
 constexpr size_t kNumberAt = 8;
 constexpr size_t kPayloadBytesAt = 16;
@@ -29,8 +32,9 @@ constexpr size_t kItemsAt = 24;
 constexpr size_t kChunksAt = 32;
 constexpr size_t kTableCheckAt = 40;
 constexpr size_t kPreviousCheckAt = 56;
-constexpr size_t kSegmentZerosAt = 72;  // of which 32 are for a salt
-constexpr size_t kSegmentCheckAt = 112;
+constexpr size_t kSaltAt = 72;
+constexpr size_t kSegmentZerosAt = 104;
+constexpr size_t kSegmentCheckAt = StateSegmentHeader::kCheckAt;
 
 // More cannot be in a file.
 constexpr uint64_t kMostPayloadBytes = uint64_t{1} << 62;
@@ -99,10 +103,11 @@ std::array<std::byte, StateFileHeader::kBytes> StateFileHeader::Encode() const {
   std::array<std::byte, kBytes> bytes{};
   std::memcpy(bytes.data(), kFileMagic, kMagicBytes);
   Store(bytes, kVersionAt, kStateVersion);
-  Store(bytes, kFlagsAt, uint32_t{0});
+  Store(bytes, kFlagsAt, is_sealed() ? kSealedFlag : 0);
   Store(bytes, kChunkBytesAt, kStateChunkBytes);
   Store(bytes, kBlockBytesAt, kStateBlockBytes);
   Store(bytes, kFileIdAt, file_id);
+  Store(bytes, kCipherAt, cipher);
   StoreCheck(bytes, kFileCheckAt, StateCheckOf(std::span(bytes).first(kFileCheckAt), 0));
   return bytes;
 }
@@ -134,10 +139,10 @@ Result<StateFileHeader> StateFileHeader::Decode(std::span<const std::byte, kByte
                               path, version, kStateVersion));
   }
   const auto flags = Loaded<uint32_t>(bytes, kFlagsAt);
-  if (flags != 0) {
+  if (flags != 0 && flags != kSealedFlag) {
     return Status(StatusCode::kUnsupported,
                   fmt::format("the session's file {} is of version {} with flags {:#x}, and this kvrun reads "
-                              "flags 0: use the kvrun that wrote it, or compute the session again",
+                              "flags 0 and 1: use the kvrun that wrote it, or compute the session again",
                               path, version, flags));
   }
   const auto chunk_bytes = Loaded<uint32_t>(bytes, kChunkBytesAt);
@@ -148,11 +153,20 @@ Result<StateFileHeader> StateFileHeader::Decode(std::span<const std::byte, kByte
                               "reads {} and {}: use the kvrun that wrote it, or compute the session again",
                               path, chunk_bytes, block_bytes, kStateChunkBytes, kStateBlockBytes));
   }
-  return StateFileHeader{Loaded<uint64_t>(bytes, kFileIdAt)};
+  const StateFileHeader header{Loaded<uint64_t>(bytes, kFileIdAt), Loaded<uint32_t>(bytes, kCipherAt)};
+  if (header.is_sealed() == (flags == kSealedFlag)) return header;
+  return Status(StatusCode::kCorrupt,
+                fmt::format("the session's file {} is damaged: its header does not say whether it is "
+                            "encrypted: the session has to be computed again, or its file copied again",
+                            path));
 }
 
 uint64_t StateSegmentHeader::table_bytes() const {
   return n_items * StateItemRecord::kBytes + n_chunks * StateChunkRecord::kBytes;
+}
+
+uint64_t StateSegmentHeader::table_bytes_in_file() const {
+  return table_bytes() + CeilDiv<uint64_t>(table_bytes(), kStateChunkBytes) * tag_bytes;
 }
 
 std::array<std::byte, StateSegmentHeader::kBytes> StateSegmentHeader::Encode(uint64_t file_id) const {
@@ -164,6 +178,7 @@ std::array<std::byte, StateSegmentHeader::kBytes> StateSegmentHeader::Encode(uin
   Store(bytes, kChunksAt, n_chunks);
   StoreCheck(bytes, kTableCheckAt, table_check);
   StoreCheck(bytes, kPreviousCheckAt, previous_check);
+  std::copy(salt.begin(), salt.end(), bytes.begin() + kSaltAt);
   StoreCheck(bytes, kSegmentCheckAt, StateCheckOf(std::span(bytes).first(kSegmentCheckAt), file_id));
   return bytes;
 }
@@ -172,19 +187,30 @@ StateCheck StateSegmentHeader::Check(uint64_t file_id) const {
   return LoadedCheck(Encode(file_id), kSegmentCheckAt);
 }
 
+StateCheck StateSegmentHeader::CheckIn(std::span<const std::byte, kBytes> bytes) {
+  return LoadedCheck(bytes, kSegmentCheckAt);
+}
+
 bool StateSegmentHeader::Decode(std::span<const std::byte, kBytes> bytes, uint64_t file_id,
                                 StateSegmentHeader* header) {
+  const bool is_possible = TakeFields(bytes, header);
+  return TakeSalt(bytes, header) && AreZeros(header->salt) && is_possible &&
+         HoldsCheck(bytes, kSegmentCheckAt, StateCheckOf(bytes.first(kSegmentCheckAt), file_id));
+}
+
+bool StateSegmentHeader::TakeSalt(std::span<const std::byte, kBytes> bytes, StateSegmentHeader* header) {
+  std::copy_n(bytes.begin() + kSaltAt, header->salt.size(), header->salt.begin());
+  return std::memcmp(bytes.data(), kSegmentMagic, kMagicBytes) == 0 &&
+         AreZeros(bytes.subspan(kSegmentZerosAt, kSegmentCheckAt - kSegmentZerosAt));
+}
+
+bool StateSegmentHeader::TakeFields(std::span<const std::byte, kBytes> bytes, StateSegmentHeader* header) {
   header->number = Loaded<uint64_t>(bytes, kNumberAt);
   header->payload_bytes = Loaded<uint64_t>(bytes, kPayloadBytesAt);
   header->n_items = Loaded<uint64_t>(bytes, kItemsAt);
   header->n_chunks = Loaded<uint64_t>(bytes, kChunksAt);
   header->table_check = LoadedCheck(bytes, kTableCheckAt);
   header->previous_check = LoadedCheck(bytes, kPreviousCheckAt);
-  if (std::memcmp(bytes.data(), kSegmentMagic, kMagicBytes) != 0 ||
-      !HoldsCheck(bytes, kSegmentCheckAt, StateCheckOf(bytes.first(kSegmentCheckAt), file_id)) ||
-      !AreZeros(bytes.subspan(kSegmentZerosAt, kSegmentCheckAt - kSegmentZerosAt))) {
-    return false;
-  }
   // Of an item one chunk may be shorter than the others, and none is empty.
   return header->payload_bytes <= kMostPayloadBytes && header->n_items <= kMostItemRecords &&
          header->n_chunks <= header->payload_bytes &&

@@ -23,6 +23,10 @@ inline constexpr uint64_t kManyStateSegments = 1024;
 inline constexpr uint64_t kMostStateSegments = 65536;
 inline constexpr uint64_t kMostStateItems = uint64_t{1} << 24;  // of a save
 
+// Of a file that is sealed: between each thing that is sealed and the next.
+inline constexpr uint32_t kStateTagBytes = 16;
+using StateSalt = std::array<std::byte, 32>;
+
 // XXH3 of 128 bits: its low 64 bits, then the high ones, each little-endian.
 using StateCheck = std::array<std::byte, 16>;
 
@@ -45,6 +49,9 @@ class StateChecker {
 struct StateFileHeader {
   static constexpr size_t kBytes = 64;
   uint64_t file_id = 0;
+  uint32_t cipher = 0;  // 0: the file is plain
+
+  bool is_sealed() const { return cipher != 0; }
 
   std::array<std::byte, kBytes> Encode() const;
   // `path`: for messages.
@@ -55,6 +62,11 @@ struct StateFileHeader {
 
 struct StateSegmentHeader {
   static constexpr size_t kBytes = 128;
+  // In a file that is sealed: what is sealed of it, and where the tag is instead of the check.
+  static constexpr size_t kFieldsAt = 8;
+  static constexpr size_t kFieldsBytes = 64;
+  static constexpr size_t kCheckAt = 112;
+
   uint64_t number = 0;  // of the segment, in its file
   uint64_t payload_bytes = 0;
   uint64_t n_items = 0;   // records of the table
@@ -63,15 +75,22 @@ struct StateSegmentHeader {
   // The check of the header before it, which has that of the one before that: what lies behind it in another
   // history of the same file does not follow here. Zeros in the first one.
   StateCheck previous_check{};
+  StateSalt salt{};        // of a segment that is sealed; else zeros
+  uint32_t tag_bytes = 0;  // behind each chunk and each piece of the table; not in the header
 
   uint64_t table_bytes() const;
+  uint64_t table_bytes_in_file() const;  // with tags
 
   std::array<std::byte, kBytes> Encode(uint64_t file_id) const;
   // Of the header itself.
   StateCheck Check(uint64_t file_id) const;
+  static StateCheck CheckIn(std::span<const std::byte, kBytes> bytes);
   // False where the bytes are no header of this file; `header` is what they say, then, too. Else that can be
   // added up without overflow, and there are no more items and chunks than there can be.
   static bool Decode(std::span<const std::byte, kBytes> bytes, uint64_t file_id, StateSegmentHeader* header);
+  // Parts of it, for files that are sealed: false where these bytes are no such header.
+  static bool TakeSalt(std::span<const std::byte, kBytes> bytes, StateSegmentHeader* header);
+  static bool TakeFields(std::span<const std::byte, kBytes> bytes, StateSegmentHeader* header);
 };
 
 // Of a table: one for each item that is not as it was, and its chunks that are not.

@@ -10,11 +10,14 @@ StateSave::StateSave(StateHandle& file, const StateTables& before, const Place& 
     : file_(file),
       before_(before),
       file_id_(place.file_id),
+      sealer_(place.sealer),
       at_bytes_(place.begin_bytes),
       written_end_bytes_(place.begin_bytes) {
   segment_.begin_bytes = place.begin_bytes;
   segment_.header.number = place.number;
   segment_.header.previous_check = place.previous_check;
+  segment_.header.salt = place.salt;
+  segment_.header.tag_bytes = sealer_ != nullptr ? kStateTagBytes : 0;
   tables_.Reserve(before);
   buffer_.reserve(kStateChunkBytes);
   // The header's block is written, too: once the rest is synced no space can be missing.
@@ -75,14 +78,21 @@ Status StateSave::PutChunk(std::span<const std::byte> bytes) {
                         StateKeyInWords(tables_.last().key), UINT32_MAX, kStateChunkBytes)};
   }
   tables_.AddChunk({at_bytes_, check}, n_bytes);
-  segment_.header.payload_bytes += n_bytes;
-  return Append(bytes);
+  segment_.header.payload_bytes += n_bytes + segment_.header.tag_bytes;
+  return AppendAs(StateSealed::kChunk, bytes);
+}
+
+Status StateSave::AppendAs(StateSealed what, std::span<const std::byte> plain) {
+  if (sealer_ == nullptr) return Append(plain);
+  sealed_.resize(plain.size() + kStateTagBytes);
+  KVRUN_RETURN_IF_ERROR(sealer_->Seal(what, at_bytes_, plain, sealed_));
+  return Append(sealed_);
 }
 
 Status StateSave::Append(std::span<const std::byte> bytes) {
   if (buffer_.size() + bytes.size() > kStateChunkBytes) KVRUN_RETURN_IF_ERROR(Flush());
   at_bytes_ += bytes.size();
-  if (bytes.size() == kStateChunkBytes) return Write(at_bytes_ - bytes.size(), bytes);
+  if (bytes.size() >= kStateChunkBytes) return Write(at_bytes_ - bytes.size(), bytes);
   buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
   return Status::Ok();
 }
@@ -143,11 +153,25 @@ Result<bool> StateSave::HasChanges() {
   return header.n_items > 0;
 }
 
+// Pieces of a table are as long as chunks.
+Status StateSave::AppendToTable(std::span<const std::byte> bytes) {
+  if (sealer_ == nullptr) return Append(bytes);
+  table_piece_.insert(table_piece_.end(), bytes.begin(), bytes.end());
+  return table_piece_.size() == kStateChunkBytes ? EndTable() : Status::Ok();
+}
+
+Status StateSave::EndTable() {
+  if (table_piece_.empty()) return Status::Ok();
+  KVRUN_RETURN_IF_ERROR(AppendAs(StateSealed::kTable, table_piece_));
+  table_piece_.clear();
+  return Status::Ok();
+}
+
 Status StateSave::WriteTable() {
   StateChecker checker(file_id_);
   const auto append = [&](std::span<const std::byte> bytes) {
     checker.Add(bytes);
-    return Append(bytes);
+    return AppendToTable(bytes);
   };
   const auto write = [&](const StateItemRecord& record, const StateTables::Item* item) {
     KVRUN_RETURN_IF_ERROR(append(record.Encode()));
@@ -160,11 +184,19 @@ Status StateSave::WriteTable() {
     return Status::Ok();
   };
   KVRUN_RETURN_IF_ERROR(ForEachChange(write));
+  KVRUN_RETURN_IF_ERROR(EndTable());
   segment_.header.table_check = checker.Value();
   KVRUN_RETURN_IF_ERROR(Append(std::vector<std::byte>(segment_.end_bytes() - at_bytes_)));
   return Flush();
 }
 
-Status StateSave::WriteHeader() { return Write(segment_.begin_bytes, segment_.header.Encode(file_id_)); }
+Status StateSave::WriteHeader() {
+  auto bytes = segment_.header.Encode(file_id_);
+  if (sealer_ != nullptr) {
+    KVRUN_ASSIGN_OR_RETURN(bytes, sealer_->EncodeHeader(segment_.header, segment_.begin_bytes));
+  }
+  header_check_ = StateSegmentHeader::CheckIn(bytes);
+  return Write(segment_.begin_bytes, bytes);
+}
 
 }  // namespace kvrun

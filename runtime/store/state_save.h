@@ -8,6 +8,7 @@
 
 #include "platform/base/status.h"
 #include "runtime/store/state_file_io.h"
+#include "runtime/store/state_seal.h"
 #include "runtime/store/state_tables.h"
 
 namespace kvrun {
@@ -18,7 +19,9 @@ class StateSave {
     uint64_t file_id = 0;
     uint64_t number = 0;  // of the segment
     uint64_t begin_bytes = 0;
-    StateCheck previous_check{};  // of the header before
+    StateCheck previous_check{};    // of the header before
+    StateSealer* sealer = nullptr;  // of a file that is sealed: it has begun the segment, of this salt
+    StateSalt salt{};
   };
 
   // `before`: what the file holds, of which nothing is written again.
@@ -34,17 +37,23 @@ class StateSave {
   Status WriteTable();
   Status WriteHeader();
 
-  uint64_t file_id() const { return file_id_; }
   const StateSegment& segment() const { return segment_; }
+  const StateCheck& header_check() const { return header_check_; }  // once it is written
   StateTables& tables() { return tables_; }
   // Nothing of it lies behind, whether a write that failed has done a part or not. Its begin: nothing at all.
   uint64_t written_end_bytes() const { return written_end_bytes_; }
-  uint64_t MemoryBytes() const { return tables_.MemoryBytes() + buffer_.capacity(); }
+  uint64_t MemoryBytes() const {
+    return tables_.MemoryBytes() + buffer_.capacity() + sealed_.capacity() + table_piece_.capacity();
+  }
 
  private:
   Status BeginItem(const StateKey& key);
   Status PutChunk(std::span<const std::byte> bytes);
   Status Append(std::span<const std::byte> bytes);
+  // The same, sealed where the file is.
+  Status AppendAs(StateSealed what, std::span<const std::byte> plain);
+  Status AppendToTable(std::span<const std::byte> bytes);
+  Status EndTable();
   Status Write(uint64_t offset_bytes, std::span<const std::byte> bytes);
   Status Flush();
   template <typename Visit>
@@ -56,12 +65,16 @@ class StateSave {
   StateHandle& file_;
   const StateTables& before_;
   const uint64_t file_id_;
+  StateSealer* const sealer_;  // null: the file is plain
   StateSegment segment_;
   StateTables tables_;
+  StateCheck header_check_{};
 
   std::vector<std::byte> buffer_;  // what is not written yet, before at_bytes_
   uint64_t at_bytes_;
   uint64_t written_end_bytes_;
+  std::vector<std::byte> sealed_;       // what is appended, and its tag
+  std::vector<std::byte> table_piece_;  // which is not sealed yet
 
   bool is_in_item_ = false;                  // more pieces are to come
   const StateTables::Item* same_ = nullptr;  // as the last item was before

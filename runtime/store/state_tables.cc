@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "runtime/store/state_file_io.h"
+#include "runtime/store/state_seal.h"
 
 namespace kvrun {
 namespace {
@@ -24,8 +25,9 @@ Status TableContradictsItself(const StateHandle& file) {
 // The records of a table, from its begin to its end. Never all of them in memory.
 class TableBytes {
  public:
-  TableBytes(const StateHandle& file, const StateSegment& segment, uint64_t file_id)
+  TableBytes(const StateHandle& file, const StateSegment& segment, uint64_t file_id, StateSealer* sealer)
       : file_(file),
+        sealer_(sealer),
         at_bytes_(segment.payload_end_bytes()),
         left_bytes_(segment.header.table_bytes()),
         checker_(file_id) {}
@@ -49,16 +51,21 @@ class TableBytes {
 
  private:
   Status Refill() {
-    buffer_.resize(std::min<uint64_t>(left_bytes_, kStateChunkBytes));
+    const size_t n_bytes = std::min<uint64_t>(left_bytes_, kStateChunkBytes);
+    buffer_.resize(n_bytes + (sealer_ != nullptr ? kStateTagBytes : 0));
     KVRUN_RETURN_IF_ERROR(file_.Read(at_bytes_, buffer_));
-    checker_.Add(buffer_);
+    const std::span<std::byte> piece = std::span(buffer_).first(n_bytes);
+    if (sealer_ != nullptr && !sealer_->Open(StateSealed::kTable, at_bytes_, buffer_, piece).ok())
+      return NoWholeSave(file_, "a table of it is not what was written");
+    checker_.Add(piece);
     at_bytes_ += buffer_.size();
-    left_bytes_ -= buffer_.size();
-    rest_ = buffer_;
+    left_bytes_ -= n_bytes;
+    rest_ = piece;
     return Status::Ok();
   }
 
   const StateHandle& file_;
+  StateSealer* const sealer_;
   uint64_t at_bytes_;
   uint64_t left_bytes_;
   StateChecker checker_;
@@ -68,8 +75,9 @@ class TableBytes {
 
 // It is what was written, and has as many records as its header says: only then is memory taken for them. A
 // table of zeros, which a file without bytes of its own may seem to have, ends it at the first record.
-Status CheckTable(const StateHandle& file, uint64_t file_id, const StateSegment& segment) {
-  TableBytes table(file, segment, file_id);
+Status CheckTable(const StateHandle& file, uint64_t file_id, const StateSegment& segment,
+                  StateSealer* sealer) {
+  TableBytes table(file, segment, file_id, sealer);
   const StateSegmentHeader& header = segment.header;
   uint64_t n_chunks = 0;
   for (uint64_t i = 0; i < header.n_items; ++i) {
@@ -92,8 +100,8 @@ Status CheckTable(const StateHandle& file, uint64_t file_id, const StateSegment&
 class TableReader {
  public:
   TableReader(const StateHandle& file, uint64_t file_id, const StateSegment& segment,
-              const StateTables& before)
-      : file_(file), segment_(segment), before_(before), bytes_(file, segment, file_id) {
+              const StateTables& before, StateSealer* sealer)
+      : file_(file), segment_(segment), before_(before), bytes_(file, segment, file_id, sealer) {
     after_.Reserve(before, segment.header.n_items, segment.header.n_chunks);
   }
 
@@ -145,12 +153,13 @@ class TableReader {
       if (chunk.index < index || chunk.index >= n_chunks) return Contradiction();
       KVRUN_RETURN_IF_ERROR(KeepChunks(record, same, index, chunk.index));
       const uint32_t n_bytes = StateTables::ChunkBytes(record.size_bytes, chunk.index);
+      const uint64_t n_bytes_in_file = uint64_t{n_bytes} + segment_.header.tag_bytes;
       if (chunk.offset_bytes < segment_.payload_begin_bytes() ||
           chunk.offset_bytes > segment_.payload_end_bytes() ||
-          n_bytes > segment_.payload_end_bytes() - chunk.offset_bytes) {
+          n_bytes_in_file > segment_.payload_end_bytes() - chunk.offset_bytes) {
         return Contradiction();
       }
-      listed_bytes_ += n_bytes;
+      listed_bytes_ += n_bytes_in_file;
       after_.AddChunk({chunk.offset_bytes, chunk.check}, n_bytes);
       index = uint64_t{chunk.index} + 1;
     }
@@ -215,9 +224,9 @@ bool StateTables::Sort(StateKey* twice) {
   return false;
 }
 
-uint64_t StateTables::WholeFileBytes() const {
+uint64_t StateTables::WholeFileBytes(uint32_t tag_bytes) const {
   uint64_t size_bytes = uint64_t{2} * kStateBlockBytes + items_.size() * StateItemRecord::kBytes +
-                        chunks_.size() * StateChunkRecord::kBytes;
+                        chunks_.size() * (StateChunkRecord::kBytes + tag_bytes);
   for (const Item& item : items_) size_bytes += item.size_bytes;
   return size_bytes;
 }
@@ -232,9 +241,9 @@ void StateTables::DropSpareMemory() {
 }
 
 Result<StateTables> ReadStateTables(const StateHandle& file, uint64_t file_id, const StateSegment& segment,
-                                    const StateTables& before) {
-  KVRUN_RETURN_IF_ERROR(CheckTable(file, file_id, segment));
-  return TableReader(file, file_id, segment, before).Read();
+                                    const StateTables& before, StateSealer* sealer) {
+  KVRUN_RETURN_IF_ERROR(CheckTable(file, file_id, segment, sealer));
+  return TableReader(file, file_id, segment, before, sealer).Read();
 }
 
 }  // namespace kvrun

@@ -13,6 +13,7 @@
 namespace kvrun {
 
 class StateHandle;
+class StateSealer;
 
 // A segment that is in the file: its header is valid, and all of it lies before the file's end.
 struct StateSegment {
@@ -22,7 +23,7 @@ struct StateSegment {
   uint64_t payload_begin_bytes() const { return begin_bytes + kStateBlockBytes; }
   uint64_t payload_end_bytes() const { return payload_begin_bytes() + header.payload_bytes; }
   uint64_t end_bytes() const {
-    return RoundUp<uint64_t>(payload_end_bytes() + header.table_bytes(), kStateBlockBytes);
+    return RoundUp<uint64_t>(payload_end_bytes() + header.table_bytes_in_file(), kStateBlockBytes);
   }
 };
 
@@ -58,8 +59,8 @@ class StateTables {
   // False: an item is there twice; `twice` is it.
   bool Sort(StateKey* twice);
 
-  // Of a file that holds nothing else.
-  uint64_t WholeFileBytes() const;
+  // Of a file that holds nothing else. tag_bytes: of what is sealed; 0: it is plain.
+  uint64_t WholeFileBytes(uint32_t tag_bytes) const;
   uint64_t MemoryBytes() const;
   void DropSpareMemory();
 
@@ -69,8 +70,8 @@ class StateTables {
 };
 
 // The tables of the save that `segment` is, `before` being those of the one before it. kCorrupt: the segment
-// is no whole save.
+// is no whole save. `sealer`: of a file that is sealed; else null.
 Result<StateTables> ReadStateTables(const StateHandle& file, uint64_t file_id, const StateSegment& segment,
-                                    const StateTables& before);
+                                    const StateTables& before, StateSealer* sealer = nullptr);
 
 }  // namespace kvrun

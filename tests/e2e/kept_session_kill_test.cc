@@ -16,6 +16,8 @@
 #include <thread>
 #include <vector>
 
+#include "platform/io/seal.h"
+#include "platform/io/session_key.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/session/session_list.h"
 #include "tests/support/engine_fixture.h"
@@ -53,6 +55,7 @@ class KilledSession : public ::testing::Test {
     SessionOptions options;
     options.n_ctx = 512;
     options.path = path;
+    if (!path.empty()) options.key = key_;
     options.kv.storage.folder = folder_.Path("kv");
     options.kv.storage.allow_tmpfs = true;
     for (size_t i = 0; i < std::size(kOptions); i += 2) {
@@ -76,17 +79,33 @@ class KilledSession : public ::testing::Test {
         "8",   "-c",        "512",       "--ignore-end", "--temp",           "0",
         "-q",  "--session", path_,       "--kv-dir",     folder_.Path("kv"), "--kv-tmpfs"};
     arguments.insert(arguments.end(), std::begin(kOptions), std::end(kOptions));
+    if (key_ != nullptr) arguments.insert(arguments.end(), {"--session-key", folder_.Path("some.key")});
     return arguments;
   }
 
+  // From then on all is encrypted.
+  void MakeKey() {
+    const std::string path = folder_.Path("some.key");
+    key_ = std::make_shared<SecretKey>(OrDie(UserKey(path)));
+  }
+  void KillMany(const Seeds& seeds);
+
+  std::shared_ptr<const SecretKey> key_;
   TemporaryFolder folder_;
   std::string model_path_;
   std::unique_ptr<Model> model_;
   std::string path_;
 };
 
-TEST_F(KilledSession, GoesOnFromASavePoint) {
-  const Seeds seeds = SeedsHere(kIsSanitized ? 10 : 200);
+TEST_F(KilledSession, GoesOnFromASavePoint) { KillMany(SeedsHere(kIsSanitized ? 10 : 200)); }
+
+TEST_F(KilledSession, GoesOnFromASavePointEncrypted) {
+  if (!CheckEncryption().ok()) GTEST_SKIP() << CheckEncryption().message();
+  MakeKey();
+  KillMany(SeedsHere(kIsSanitized ? 5 : 60));
+}
+
+void KilledSession::KillMany(const Seeds& seeds) {
   EngineOptions engine_options;
   engine_options.device = DeviceOptionsHere();
   const auto engine = OrDie(Engine::Create(*model_, engine_options));

@@ -1,15 +1,21 @@
 // Sessions that are kept in files: they go on in another engine as if they had not ended, from their last
 // save point, whatever the method; and what cannot be gone on with is said and left alone, or computed again.
 #include <gtest/gtest.h>
+#include <system_error>
 
+#include <algorithm>
+#include <cstddef>
 #include <filesystem>
 #include <fstream>
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "platform/io/seal.h"
 #include "runtime/engine/engine.h"
 #include "runtime/engine/session/session_list.h"
 #include "runtime/kv/plan/kv_method.h"
@@ -136,6 +142,140 @@ TEST_P(KeptSessionsOf, GoOnInAnotherProcess) {
   const Process process = Start("", path_);
   EXPECT_EQ(Generate(*process.session, 20, 8), third);
   EXPECT_EQ(process.session->stats().prefill_tokens, 0U);
+}
+
+// --- Encrypted.
+
+std::shared_ptr<const SecretKey> KeyNumber(uint8_t number) {
+  auto key = std::make_shared<SecretKey>();
+  std::fill(key->bytes().begin(), key->bytes().end(), std::byte{number});
+  return key;
+}
+
+// What is mostly zeros says nothing: an end of anything has zeros behind it.
+template <typename Visit>
+void VisitWindows(const std::string& bytes, size_t step, const Visit& visit) {
+  for (size_t at = 0; at + 16 <= bytes.size(); at += step) {
+    const std::string_view window = std::string_view(bytes).substr(at, 16);
+    if (std::count(window.begin(), window.end(), '\0') <= 10) visit(window);
+  }
+}
+
+size_t CountShared(const std::string& plain, const std::string& sealed) {
+  std::unordered_set<std::string_view> known;
+  VisitWindows(plain, 16, [&](std::string_view window) { known.insert(window); });
+  size_t n = 0;
+  VisitWindows(sealed, 1, [&](std::string_view window) { n += known.count(window); });
+  return n;
+}
+
+std::string FilesOf(const std::string& path) {
+  std::string all;
+  for (const char* ending : {"", ".kv", ".rows"}) {
+    if (fs::exists(path + ending)) all += ReadWholeFile(path + ending);
+  }
+  return all;
+}
+
+// What nameless files of this process in that folder hold.
+std::string NamelessFilesIn(const std::string& folder) {
+  std::string all;
+  for (const auto& entry : fs::directory_iterator("/proc/self/fd")) {
+    std::error_code error;
+    if (!fs::read_symlink(entry.path(), error).string().starts_with(folder)) continue;
+    all += ReadWholeFile(entry.path());
+  }
+  return all;
+}
+
+TEST_P(KeptSessionsOf, GoOnEncryptedAndTellNothing) {
+  if (!CheckEncryption().ok()) GTEST_SKIP() << CheckEncryption().message();
+  const auto prompt = std::span<const TokenId>(ids_).first(200);
+  const auto options = [&](const std::string& kv_options, const std::string& name) {
+    SessionOptions made = Options(kv_options, folder_.Path(name));
+    if (name != "plain") made.key = KeyNumber(7);
+    return made;
+  };
+  const auto read = [&](const std::string& name) {
+    const Process process = Start(options(OptionsHere(), name));
+    RunOrDie(process.session->Feed(0, prompt));
+    RunOrDie(process.session->SavePoint());
+    return Generate(*process.session, 30);
+  };
+  read("plain");
+  const Ids expected = read("sealed");
+  const Process process = Start(options("", "sealed"));
+  EXPECT_EQ(process.session->Length(0), 200U);
+  EXPECT_EQ(Generate(*process.session, 30), expected);
+  EXPECT_EQ(process.session->stats().prefill_tokens, 0U);
+  RunOrDie(process.session->SavePoint());
+  const std::string plain = FilesOf(folder_.Path("plain"));
+  EXPECT_EQ(CountShared(plain, FilesOf(folder_.Path("sealed"))), 0U);
+  EXPECT_GT(CountShared(plain, plain), 100U);
+}
+
+TEST_P(KeptSessionsOf, WhatEndsWithItsProcessTellsNothing) {
+  if (!CheckEncryption().ok()) GTEST_SKIP() << CheckEncryption().message();
+  if (!GetParam().needs_file()) GTEST_SKIP() << "nothing of it lies on flash";
+  const auto held = [&](const std::string& more, Ids* ids) {
+    const Process process = Start(OptionsHere() + more, "");
+    RunOrDie(process.session->Feed(0, ids_));
+    *ids = Generate(*process.session, 20);
+    return NamelessFilesIn(folder_.Path("kv"));
+  };
+  Ids once, again, plain_ids;
+  const std::string plain = held("", &plain_ids);
+  const std::string sealed = held(" --kv-encrypt", &once);
+  EXPECT_EQ(CountShared(plain, sealed), 0U);
+  EXPECT_GT(CountShared(plain, plain), 10U);
+  EXPECT_NE(held(" --kv-encrypt", &again), sealed) << "each time with another key";
+  EXPECT_EQ(again, once);
+  EXPECT_TRUE(once == plain_ids || GetParam().selects() || GetParam().evicts());
+}
+
+TEST_F(KeptSessions, OfAnotherKeyAreLeftAlone) {
+  if (!CheckEncryption().ok()) GTEST_SKIP() << CheckEncryption().message();
+  const auto engine = OrDie(Engine::Create(*model_, EngineHere()));
+  const auto message = [&](const std::string& path, std::shared_ptr<const SecretKey> key) {
+    SessionOptions options = Options("--kv-method kvswap --kv-budget 1/3", path);
+    options.key = std::move(key);
+    const std::string before = FilesOf(path);
+    const auto session = engine->CreateSession(options);
+    if (session.ok()) {
+      RunOrDie((*session)->Feed(0, ids_));
+      RunOrDie((*session)->SavePoint());
+      return std::string();
+    }
+    EXPECT_EQ(session.status().code(), StatusCode::kInvalidArgument);
+    EXPECT_EQ(FilesOf(path), before);
+    return session.status().message();
+  };
+  const std::string plain = folder_.Path("two.session");
+  EXPECT_EQ(message(path_, KeyNumber(7)), "");
+  EXPECT_EQ(message(plain, nullptr), "");
+  EXPECT_NE(message(path_, KeyNumber(8)).find("encrypted under another key"), std::string::npos);
+  EXPECT_NE(message(path_, nullptr).find("is encrypted: give the key"), std::string::npos);
+  EXPECT_NE(message(plain, KeyNumber(7)).find("is not encrypted"), std::string::npos);
+  const auto with_option =
+      engine->CreateSession(Options("--kv-method kvswap --kv-encrypt", folder_.Path("three.session")));
+  EXPECT_NE(with_option.status().message().find("give a key that stays (--session-key)"), std::string::npos);
+
+  KeptSessionInfo info = OrDie(DescribeSession(path_));
+  EXPECT_TRUE(info.is_encrypted && info.n_tokens.empty() && info.trouble.empty());
+  EXPECT_TRUE(info.identity.words.empty() && info.identity.model.empty());
+  EXPECT_EQ(OrDie(DescribeSession(path_, KeyNumber(7).get())).n_tokens, std::vector<uint64_t>{ids_.size()});
+  EXPECT_NE(OrDie(DescribeSession(path_, KeyNumber(8).get())).trouble, "");
+  EXPECT_FALSE(OrDie(DescribeSession(plain)).is_encrypted);
+  // Without its key it can be copied and removed.
+  const std::string copy = folder_.Path("copy.session");
+  RunOrDie(CopySession(path_, copy));
+  RunOrDie(RemoveSession(path_));
+  EXPECT_FALSE(fs::exists(path_) || fs::exists(path_ + ".kv"));
+  SessionOptions options = Options("", copy);
+  options.key = KeyNumber(7);
+  const Process process = Start(options);
+  EXPECT_EQ(process.session->Length(0), ids_.size());
+  EXPECT_FALSE(RemoveSession(copy).ok()) << "a process has it";
 }
 
 // Nothing else lies about, and a second process is told.

@@ -1,5 +1,5 @@
-// What every back end has to do, direct and buffered, and the wrappers that only delay, or keep what was
-// saved.
+// What every back end has to do, direct and buffered, and the wrappers that only delay, keep what was saved,
+// or encrypt.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,7 +10,9 @@
 #include "platform/base/units.h"
 #include "platform/io/block_file.h"
 #include "platform/io/rate_limited_block_file.h"
+#include "platform/io/seal.h"
 #include "runtime/store/save_point_file.h"
+#include "runtime/store/sealed_file.h"
 #include "tests/storage/allocation_counter.h"
 #include "tests/storage/storage_fixture.h"
 #include "tests/support/program_runner.h"
@@ -23,6 +25,9 @@ struct Case {
   DirectIo direct;
   bool rate_limited = false;
   bool keeps = false;
+  bool seals = false;
+
+  bool has_units() const { return keeps || seals; }  // and so many of them
 };
 
 constexpr uint32_t kQueueDepth = 8;
@@ -47,6 +52,12 @@ class BlockFileConformance : public ::testing::TestWithParam<Case> {
     if (GetParam().keeps) {
       const uint32_t unit_bytes = std::max(file_->mode().alignment_bytes, SavePointFile::kAlignmentBytes);
       file_ = SavePointFile::Create(std::move(file_), 40 * kBlock, unit_bytes).value();
+    }
+    if (GetParam().seals) {
+      if (!CheckEncryption().ok()) GTEST_SKIP() << CheckEncryption().message();
+      const uint32_t unit_bytes = std::max(file_->mode().alignment_bytes, SealedFile::kAlignmentBytes);
+      file_ =
+          SealedFile::Create(std::move(file_), SecretKey::Random().value(), 40 * kBlock, unit_bytes).value();
     }
   }
 
@@ -76,7 +87,7 @@ TEST_P(BlockFileConformance, SaysWhatIsInEffect) {
   EXPECT_EQ(mode.backend, GetParam().backend);
   EXPECT_EQ(mode.direct, GetParam().direct == DirectIo::kOn);
   EXPECT_EQ(mode.queue_depth, kQueueDepth);
-  EXPECT_EQ(mode.alignment_bytes == 1, !mode.direct && !GetParam().keeps);
+  EXPECT_EQ(mode.alignment_bytes == 1, !mode.direct && !GetParam().has_units());
   EXPECT_LE(mode.alignment_bytes, kBlock);
   EXPECT_EQ(file_->counters().reads, 0U);
   EXPECT_EQ(file_->counters().writes, 0U);
@@ -167,7 +178,7 @@ TEST_P(BlockFileConformance, AFullQueueTakesFewer) {
 }
 
 TEST_P(BlockFileConformance, BeyondTheEndThereIsNoData) {
-  if (GetParam().keeps) return;  // zeros up to its last home
+  if (GetParam().has_units()) return;  // zeros up to the last one
   const AlignedMemory memory(2 * kBlock);
   ASSERT_EQ(DoOne(*file_, IoKind::kWrite, 0, memory.span().first(kBlock)), 0);
   EXPECT_EQ(DoOne(*file_, IoKind::kRead, 0, memory.span().first(kBlock)), 0);
@@ -215,7 +226,7 @@ TEST_P(BlockFileConformance, ReservesZeros) {
 }
 
 TEST_P(BlockFileConformance, SaysWhatADiskLacks) {
-  if (GetParam().keeps) return;  // it reserves nothing
+  if (GetParam().has_units()) return;  // no more than it has
   const Status status = file_->Reserve(uint64_t{1} << 60);
   EXPECT_EQ(status.code(), StatusCode::kIo);
   for (const char* part : {"GiB", "kv", "are free", "--kv-dir"}) {
@@ -323,6 +334,8 @@ std::vector<Case> AllCases() {
       cases.push_back({backend, direct, false});
       cases.push_back({backend, direct, true});
       cases.push_back({backend, direct, false, true});
+      cases.push_back({backend, direct, false, false, true});
+      cases.push_back({backend, direct, false, true, true});
     }
   }
   return cases;
@@ -333,7 +346,7 @@ INSTANTIATE_TEST_SUITE_P(All, BlockFileConformance, ::testing::ValuesIn(AllCases
                            std::string name(IoBackendName(test.param.backend));
                            name += test.param.direct == DirectIo::kOn ? "_direct" : "_buffered";
                            return name + (test.param.rate_limited ? "_limited" : "") +
-                                  (test.param.keeps ? "_kept" : "");
+                                  (test.param.keeps ? "_kept" : "") + (test.param.seals ? "_sealed" : "");
                          });
 
 }  // namespace

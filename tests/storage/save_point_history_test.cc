@@ -8,6 +8,8 @@
 #include <optional>
 #include <vector>
 
+#include "platform/io/seal.h"
+#include "runtime/store/sealed_file.h"
 #include "tests/storage/power_cut_io.h"
 #include "tests/storage/save_point_fixture.h"
 #include "tests/support/sanitized.h"
@@ -26,7 +28,8 @@ using Versions = std::vector<std::optional<uint64_t>>;
 
 class SavePointHistory {
  public:
-  explicit SavePointHistory(uint64_t seed) : random_(seed), io_(seed ^ 0x10), disk_(seed ^ 0xd15c) {}
+  explicit SavePointHistory(uint64_t seed, const SecretKey* key = nullptr)
+      : key_(key), random_(seed), io_(seed ^ 0x10), disk_(seed ^ 0xd15c) {}
 
   void Run() {
     for (int round = 0; round < 8 && !::testing::Test::HasFailure(); ++round) {
@@ -72,7 +75,15 @@ class SavePointHistory {
     auto made = SavePointFile::Create(std::make_unique<PowerCutFile>(disk_, kHistoryDepth),
                                       uint64_t{kHistoryUnits} * kUnitBytes, kUnitBytes);
     EXPECT_TRUE(made.ok());
+    kept_ = made->get();
     file_ = std::move(made).value();
+    if (key_ != nullptr) {
+      auto sealed =
+          SealedFile::Create(std::move(file_), *key_, uint64_t{kHistoryUnits} * kUnitBytes, kUnitBytes);
+      EXPECT_TRUE(sealed.ok());
+      sealed_ = sealed->get();
+      file_ = std::move(sealed).value();
+    }
     now_.assign(kHistoryUnits, std::nullopt);
     return is_new || Load();
   }
@@ -81,7 +92,7 @@ class SavePointHistory {
     StateLoader loader(*state_);
     uint64_t number = 0;
     const Status numbered = loader.Value(kSaveNumber, &number);
-    const Status loaded = file_->VisitState(loader, 0);
+    const Status loaded = VisitFiles(loader);
     EXPECT_TRUE(numbered.ok()) << numbered.message();
     EXPECT_TRUE(loaded.ok()) << loaded.message();
     EXPECT_GE(number, last_committed_) << "a save was lost";
@@ -94,6 +105,11 @@ class SavePointHistory {
       EXPECT_TRUE(!now_[unit] || UnitHolds(*file_, unit, *now_[unit])) << "unit " << unit << " of " << number;
     }
     return true;
+  }
+
+  Status VisitFiles(StateVisitor& visitor) {
+    KVRUN_RETURN_IF_ERROR(kept_->VisitState(visitor, 0));
+    return sealed_ != nullptr ? sealed_->VisitState(visitor) : Status::Ok();
   }
 
   struct Range {
@@ -170,7 +186,7 @@ class SavePointHistory {
     if (what == 1) io_.FailAt(random_.Below(30), random_.Below(2) == 0 ? EIO : ENOSPC, false);
     const Status status = TrySave(number);
     if (status.ok()) {
-      file_->EndSave();
+      kept_->EndSave();
       last_committed_ = number;
       ++n_saves_;
       CheckSpace();
@@ -186,7 +202,7 @@ class SavePointHistory {
     StateSaver saver(*state_);
     uint64_t saved_number = number;
     KVRUN_RETURN_IF_ERROR(saver.Value(kSaveNumber, &saved_number));
-    KVRUN_RETURN_IF_ERROR(file_->VisitState(saver, 0));
+    KVRUN_RETURN_IF_ERROR(VisitFiles(saver));
     shown_[number] = now_;
     if (random_.Below(8) == 0) Write();  // these are no part of it
     return state_->Commit();
@@ -196,10 +212,11 @@ class SavePointHistory {
   void CheckSpace() {
     const auto n_there = static_cast<uint64_t>(
         std::count_if(now_.begin(), now_.end(), [](const auto& version) { return version.has_value(); }));
-    EXPECT_LE(file_->used_bytes(), (n_there + kHistoryUnits) * kUnitBytes);
-    EXPECT_GE(file_->used_bytes(), n_there * kUnitBytes);
+    EXPECT_LE(kept_->used_bytes(), (n_there + kHistoryUnits) * kUnitBytes);
+    EXPECT_GE(kept_->used_bytes(), n_there * kUnitBytes);
   }
 
+  const SecretKey* key_;
   Random random_;
   PowerCutIo io_;
   PowerCutDisk disk_;
@@ -211,22 +228,24 @@ class SavePointHistory {
   std::vector<AlignedMemory> memory_;  // of writes in flight
   std::vector<std::vector<iovec>> segments_;
   std::unique_ptr<StateFile> state_;
-  std::unique_ptr<SavePointFile> file_;
+  std::unique_ptr<BlockFile> file_;
+  SavePointFile* kept_ = nullptr;  // it, or what lies below
+  SealedFile* sealed_ = nullptr;   // it, where it is encrypted
   int n_deaths_ = 0;
   int n_saves_ = 0;
   int n_failed_saves_ = 0;
   int n_under_way_ = 0;
 };
 
-TEST(SavePointHistories, EveryUnitOfTheLastSavePointIsThere) {
+void RunHistories(const SecretKey* key) {
   const Seeds seeds = SeedsHere(kIsSanitized ? 20 : 200);
   int n_deaths = 0;
   int n_saves = 0;
   int n_failed_saves = 0;
   int n_under_way = 0;
-  for (uint64_t seed = seeds.first; seed < seeds.end() && !HasFailure(); ++seed) {
+  for (uint64_t seed = seeds.first; seed < seeds.end() && !::testing::Test::HasFailure(); ++seed) {
     SCOPED_TRACE(seed);
-    SavePointHistory history(seed);
+    SavePointHistory history(seed, key);
     history.Run();
     n_deaths += history.n_deaths();
     n_saves += history.n_saves();
@@ -238,6 +257,14 @@ TEST(SavePointHistories, EveryUnitOfTheLastSavePointIsThere) {
   EXPECT_GT(n_saves, 0);
   EXPECT_GT(n_failed_saves, n_deaths);
   EXPECT_GT(n_under_way, 0);
+}
+
+TEST(SavePointHistories, EveryUnitOfTheLastSavePointIsThere) { RunHistories(nullptr); }
+
+TEST(SavePointHistories, EveryUnitOfTheLastSavePointIsThereSealed) {
+  if (!CheckEncryption().ok()) GTEST_SKIP() << CheckEncryption().message();
+  const SecretKey key = SecretKey::Random().value();
+  RunHistories(&key);
 }
 
 // The same units written again after each save point: a shadow for each, however often.

@@ -3,12 +3,16 @@
 #include "platform/io/seal.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <new>
 #include <numeric>
 #include <span>
@@ -56,12 +60,37 @@ SecretKey PatternKey(uint64_t version) {
 TEST(SecretKey, IsWipedWhereItEnds) {
   static_assert(!std::is_copy_constructible_v<SecretKey> && !std::is_copy_assignable_v<SecretKey>);
   const Bytes bytes = FromHex("000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f");
-  alignas(SecretKey) std::array<std::byte, sizeof(SecretKey)> memory;
-  static_assert(sizeof(SecretKey) == SecretKey::kBytes);
-  auto* const key = new (memory.data()) SecretKey(KeyOf(bytes));
-  EXPECT_EQ(std::memcmp(memory.data(), bytes.data(), bytes.size()), 0);
-  key->~SecretKey();
-  EXPECT_EQ(std::count(memory.begin(), memory.end(), std::byte{0}), 32);
+  const std::byte* memory = nullptr;  // which stays the process's
+  {
+    const SecretKey key = KeyOf(bytes);
+    memory = key.bytes().data();
+    EXPECT_EQ(std::memcmp(memory, bytes.data(), bytes.size()), 0);
+  }
+  EXPECT_EQ(std::count(memory, memory + SecretKey::kBytes, std::byte{0}), 32);
+  EXPECT_TRUE(SecretKey() == KeyOf(Bytes(32)));
+}
+
+// What the system says of the memory that a key lies in: locked, where so much may be, and in no core dump.
+TEST(SecretKey, LiesWhereItIsNotSwappedOut) {
+  std::vector<SecretKey> many(2000);
+  rlimit most{};
+  ASSERT_EQ(getrlimit(RLIMIT_MEMLOCK, &most), 0);
+  for (const SecretKey* key : {&many.front(), &many.back()}) {
+    const auto address = reinterpret_cast<uintptr_t>(key->bytes().data());
+    std::ifstream maps("/proc/self/smaps");
+    std::string flags;
+    bool is_here = false;
+    for (std::string line; std::getline(maps, line) && flags.empty();) {
+      uintptr_t begin = 0;
+      uintptr_t end = 0;
+      if (std::sscanf(line.c_str(), "%zx-%zx ", &begin, &end) == 2)
+        is_here = begin <= address && address < end;
+      if (is_here && line.starts_with("VmFlags:")) flags = line + " ";
+    }
+    if (flags.empty()) GTEST_SKIP() << "this system does not say";
+    EXPECT_NE(flags.find(" dd "), std::string::npos) << flags;
+    EXPECT_TRUE(flags.find(" lo ") != std::string::npos || most.rlim_cur < (1U << 20)) << flags;
+  }
 }
 
 TEST(SecretKey, IsWipedWhereItIsMovedFrom) {
@@ -368,6 +397,34 @@ TEST_P(SealTest, ARecordAllocatesNothing) {
   EXPECT_TRUE(all);
   EXPECT_EQ(g_openssl_allocations, openssl);
   EXPECT_EQ(CurrentHeapUse().n_allocations, own);
+}
+
+TEST_P(SealTest, AnotherKeyIsSetWithoutAnAllocation) {
+  Sealer sealer = Make(1);
+  Sealer other = Make(2);
+  const SecretKey first = PatternKey(1);
+  const SecretKey second = PatternKey(2);
+  Bytes plain(3000), sealed(3000), opened(3000);
+  FillPattern(plain, 0);
+  ASSERT_TRUE(sealer.Seal(nonce_, associated_, plain, sealed, tag_).ok());
+  ASSERT_TRUE(other.SetKey(first).ok());
+  const uint64_t openssl = g_openssl_allocations;
+  const uint64_t own = CurrentHeapUse().n_allocations;
+  bool all = true;
+  for (int i = 0; i < 10; ++i) {
+    all = other.SetKey(second).ok() && other.SetKey(first).ok() &&
+          other.Open(nonce_, associated_, sealed, opened, tag_).ok() && opened == plain && all;
+  }
+  EXPECT_TRUE(all);
+  EXPECT_EQ(g_openssl_allocations, openssl);
+  EXPECT_EQ(CurrentHeapUse().n_allocations, own);
+  ASSERT_TRUE(other.SetKey(second).ok());
+  EXPECT_EQ(other.Open(nonce_, associated_, sealed, opened, tag_).code(), StatusCode::kCorrupt);
+  Bytes again(3000);
+  std::array<std::byte, kTagBytes> tag{};
+  ASSERT_TRUE(other.SetKey(first).ok());
+  ASSERT_TRUE(other.Seal(nonce_, associated_, plain, again, tag).ok());
+  EXPECT_TRUE(again == sealed && tag == tag_);
 }
 
 TEST_P(SealTest, ThreadsShareAKey) {

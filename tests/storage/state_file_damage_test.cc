@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "platform/base/units.h"
+#include "platform/io/seal.h"
 #include "runtime/store/state_format.h"
 #include "runtime/store/state_reader.h"
 #include "tests/storage/allocation_counter.h"
@@ -34,8 +35,8 @@ class ExampleIo : public PowerCutIo {
 enum class Found : uint8_t { kRefused, kLast, kOneBefore, kOther };
 
 // What a damaged file says that it holds, of what it has held.
-Found FoundIn(ExampleIo& io, const std::vector<StateModel>& states) {
-  const auto file = StateFile::Open(kDamagedName, true, &io);
+Found FoundIn(ExampleIo& io, const std::vector<StateModel>& states, const SecretKey* key) {
+  const auto file = StateFile::Open(kDamagedName, true, &io, key);
   const Result<StateModel> found = file.ok() ? LoadState(**file) : Result<StateModel>(file.status());
   if (!found.ok()) {
     const StatusCode code = found.status().code();
@@ -52,9 +53,9 @@ struct SavedFile {
   std::vector<size_t> begins;  // of their segments
   StateBytes bytes;
 
-  explicit SavedFile(ExampleIo& io) {
+  explicit SavedFile(ExampleIo& io, const SecretKey* key = nullptr) {
     Random random(11);
-    const auto file = OrDie(StateFile::Create(kDamagedName, &io));
+    const auto file = OrDie(StateFile::Create(kDamagedName, &io, key));
     StateModel model = {{KeyOf(1), StatePattern(300, 1)}, {KeyOf(2), {}}, {KeyOf(3), StatePattern(1, 2)}};
     for (uint64_t i = 0; i < 5; ++i) {
       model[KeyOf(9)] = StatePattern(20, i);
@@ -70,10 +71,25 @@ struct SavedFile {
   }
 };
 
+// Plain, and sealed.
+class StateFilesDamage : public ::testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    if (GetParam() && !CheckEncryption().ok()) GTEST_SKIP() << CheckEncryption().message();
+  }
+  const SecretKey* key() const { return GetParam() ? &key_ : nullptr; }
+
+ private:
+  SecretKey key_ = SecretKey::Random().value();
+};
+
+INSTANTIATE_TEST_SUITE_P(Both, StateFilesDamage, ::testing::Bool(),
+                         [](const auto& one) { return one.param ? "Sealed" : "Plain"; });
+
 // Never a save before: but that one whose header is the file's last may be one that did not end.
-TEST(StateFileDamage, AFlippedBitIsSeenAndGivesNoOlderSave) {
+TEST_P(StateFilesDamage, AFlippedBitIsSeenAndGivesNoOlderSave) {
   ExampleIo io;
-  const SavedFile saved(io);
+  const SavedFile saved(io, key());
   int n_refused = 0;
   int n_before = 0;
   for (size_t at = 0; at < saved.bytes.size() && !HasFailure(); ++at) {
@@ -81,7 +97,7 @@ TEST(StateFileDamage, AFlippedBitIsSeenAndGivesNoOlderSave) {
     SCOPED_TRACE(at);
     io.Bytes(kDamagedName) = saved.bytes;
     io.Bytes(kDamagedName)[at] ^= std::byte{1} << (at % 8);
-    const Found found = FoundIn(io, saved.states);
+    const Found found = FoundIn(io, saved.states, key());
     EXPECT_TRUE(found == (saved.IsInLastHeader(at) ? Found::kOneBefore : Found::kLast) ||
                 (found == Found::kRefused && !saved.IsInLastHeader(at)));
     n_refused += found == Found::kRefused ? 1 : 0;
@@ -91,9 +107,9 @@ TEST(StateFileDamage, AFlippedBitIsSeenAndGivesNoOlderSave) {
   EXPECT_GT(n_before, 50);
 }
 
-TEST(StateFileDamage, FlippedBitsAreSeenAndGiveNoOlderSave) {
+TEST_P(StateFilesDamage, FlippedBitsAreSeenAndGiveNoOlderSave) {
   ExampleIo io;
-  const SavedFile saved(io);
+  const SavedFile saved(io, key());
   std::vector<size_t> said;  // where it says anything
   for (size_t i = 0; i < saved.begins.back(); ++i) {
     if (saved.bytes[i] != std::byte{}) said.push_back(i);
@@ -107,15 +123,15 @@ TEST(StateFileDamage, FlippedBitsAreSeenAndGiveNoOlderSave) {
       if (random.Below(8) != 0) at = said[random.Below(static_cast<uint32_t>(said.size()))];
       io.Bytes(kDamagedName)[at] ^= std::byte{1} << random.Below(8);
     }
-    const Found found = FoundIn(io, saved.states);
+    const Found found = FoundIn(io, saved.states, key());
     EXPECT_TRUE(found == Found::kRefused || found == Found::kLast);
   }
 }
 
 // Where it ends in a header, or before one, nothing shows that there was more.
-TEST(StateFileDamage, AFileThatWasCutIsSeen) {
+TEST_P(StateFilesDamage, AFileThatWasCutIsSeen) {
   ExampleIo io;
-  const SavedFile saved(io);
+  const SavedFile saved(io, key());
   for (size_t size = 0; size < saved.bytes.size() && !HasFailure(); size += 1 + size % 7) {
     SCOPED_TRACE(size);
     io.Bytes(kDamagedName) = saved.bytes;
@@ -124,7 +140,7 @@ TEST(StateFileDamage, AFileThatWasCutIsSeen) {
     while (n_before > 0 && size < saved.begins[n_before - 1]) --n_before;
     // In the segment that begins last before the cut.
     const bool is_in_header = n_before > 1 && size - saved.begins[n_before - 1] < StateSegmentHeader::kBytes;
-    const auto file = StateFile::Open(kDamagedName, true, &io);
+    const auto file = StateFile::Open(kDamagedName, true, &io, key());
     ASSERT_EQ(file.ok(), is_in_header);
     if (file.ok()) {
       EXPECT_TRUE(Holds(**file, saved.states[n_before - 2]));
@@ -135,9 +151,9 @@ TEST(StateFileDamage, AFileThatWasCutIsSeen) {
 }
 
 // A backup is put back, and work goes on; then a part of the file is as it was before that.
-TEST(StateFileDamage, ASaveOfAnotherHistoryDoesNotFollow) {
+TEST_P(StateFilesDamage, ASaveOfAnotherHistoryDoesNotFollow) {
   ExampleIo io;
-  auto file = OrDie(StateFile::Create(kDamagedName, &io));
+  auto file = OrDie(StateFile::Create(kDamagedName, &io, key()));
   const auto save = [&](uint64_t one, uint64_t other) {
     RunOrDie(SaveState(*file, {{KeyOf(1), StatePattern(100, one)}, {KeyOf(2), StatePattern(100, other)}}));
     return static_cast<size_t>(file->file_bytes());
@@ -146,18 +162,18 @@ TEST(StateFileDamage, ASaveOfAnotherHistoryDoesNotFollow) {
   save(2, 1);
   file.reset();
   const StateBytes backup = io.Bytes(kDamagedName);
-  file = OrDie(StateFile::Open(kDamagedName, false, &io));
+  file = OrDie(StateFile::Open(kDamagedName, false, &io, key()));
   const size_t third_end = save(3, 1);
   save(3, 2);
   file.reset();
   const StateBytes before = io.Bytes(kDamagedName);
   io.Bytes(kDamagedName) = backup;
-  file = OrDie(StateFile::Open(kDamagedName, false, &io));
+  file = OrDie(StateFile::Open(kDamagedName, false, &io, key()));
   ASSERT_EQ(save(4, 1), third_end);
   file.reset();
   StateBytes& bytes = io.Bytes(kDamagedName);
   bytes.insert(bytes.end(), before.begin() + static_cast<ptrdiff_t>(third_end), before.end());
-  const auto opened = StateFile::Open(kDamagedName, true, &io);
+  const auto opened = StateFile::Open(kDamagedName, true, &io, key());
   EXPECT_EQ(opened.status().message(),
             "the session's file s is damaged: its saves do not follow one another: the session has to be "
             "computed again, or its file copied again");
@@ -177,13 +193,13 @@ class UnreadableIo : public ExampleIo {
   }
 };
 
-TEST(StateFileDamage, WhatCannotBeReadBehindAWholeSaveIsNoSave) {
+TEST_P(StateFilesDamage, WhatCannotBeReadBehindAWholeSaveIsNoSave) {
   UnreadableIo io;
-  const SavedFile saved(io);
+  const SavedFile saved(io, key());
   const auto code_without = [&](size_t begin, size_t end) {
     io.begin_bytes = static_cast<off_t>(begin);
     io.end_bytes = static_cast<off_t>(end);
-    return StateFile::Open(kDamagedName, true, &io).status().code();
+    return StateFile::Open(kDamagedName, true, &io, key()).status().code();
   };
   const size_t n = saved.begins.size();
   EXPECT_EQ(code_without(saved.begins[0], saved.begins[0] + 1), StatusCode::kIo) << "no save before";
@@ -191,12 +207,12 @@ TEST(StateFileDamage, WhatCannotBeReadBehindAWholeSaveIsNoSave) {
   EXPECT_EQ(code_without(saved.begins[n - 1] + kStateBlockBytes, saved.bytes.size()), StatusCode::kCorrupt)
       << "a table whose header is valid";
   EXPECT_EQ(code_without(saved.begins[n - 1], saved.bytes.size()), StatusCode::kOk);
-  EXPECT_TRUE(Holds(*OrDie(StateFile::Open(kDamagedName, true, &io)), saved.states[n - 2]));
-  const auto file = OrDie(StateFile::Open(kDamagedName, false, &io));
+  EXPECT_TRUE(Holds(*OrDie(StateFile::Open(kDamagedName, true, &io, key())), saved.states[n - 2]));
+  const auto file = OrDie(StateFile::Open(kDamagedName, false, &io, key()));
   EXPECT_TRUE(Holds(*file, saved.states[n - 2]));
   RunOrDie(SaveState(*file, saved.states[0]));
   EXPECT_LT(file->file_bytes(), saved.begins[2]) << "a whole file";
-  EXPECT_TRUE(Holds(*OrDie(StateFile::Open(kDamagedName, true, &io)), saved.states[0]));
+  EXPECT_TRUE(Holds(*OrDie(StateFile::Open(kDamagedName, true, &io, key())), saved.states[0]));
 }
 
 // Any byte of what an item is of.
@@ -242,10 +258,10 @@ TEST(StateFileDamage, OtherVersionsAndFlagsAreNamed) {
       message_with(8, 2),
       "the session's file s is of version 2, and this kvrun reads version 1: use the kvrun that wrote it, "
       "or compute the session again");
-  EXPECT_EQ(
-      message_with(12, 1),
-      "the session's file s is of version 1 with flags 0x1, and this kvrun reads flags 0: use the kvrun "
-      "that wrote it, or compute the session again");
+  EXPECT_EQ(message_with(12, 2),
+            "the session's file s is of version 1 with flags 0x2, and this kvrun reads flags 0 and 1: use "
+            "the kvrun "
+            "that wrote it, or compute the session again");
   EXPECT_EQ(
       message_with(16, 4096),
       "the session's file s has chunks of 4096 bytes and blocks of 4096, and this kvrun reads 16384 and "

@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "platform/io/seal.h"
 #include "runtime/store/state_folder.h"
 #include "runtime/store/state_format.h"
 #include "tests/storage/power_cut_io.h"
@@ -30,7 +31,8 @@ struct ExpectedState {
 
 class StateHistory {
  public:
-  explicit StateHistory(uint64_t seed) : random_(seed), io_(seed ^ 0x5eed) {}
+  explicit StateHistory(uint64_t seed, const SecretKey* key = nullptr)
+      : key_(key), random_(seed), io_(seed ^ 0x5eed) {}
 
   void Run() {
     for (int round = 0; round < 12 && !::testing::Test::HasFailure(); ++round) {
@@ -55,7 +57,8 @@ class StateHistory {
   // One process.
   void Live(bool dies, bool fails) {
     const bool creates = !expected_.committed || random_.Below(8) == 0;
-    auto file = creates ? StateFile::Create(kStateName, &io_) : StateFile::Open(kStateName, false, &io_);
+    auto file =
+        creates ? StateFile::Create(kStateName, &io_, key_) : StateFile::Open(kStateName, false, &io_, key_);
     if (!file.ok()) {
       ASSERT_TRUE(io_.is_dead() || io_.has_failed()) << file.status().message();
       return;
@@ -106,7 +109,7 @@ class StateHistory {
   }
 
   void CheckFile() {
-    const auto file = StateFile::Open(kStateName, false, &io_);
+    const auto file = StateFile::Open(kStateName, false, &io_, key_);
     if (!file.ok() && file.status().code() == StatusCode::kNotFound && !expected_.committed) {
       expected_ = {};
       return;
@@ -123,6 +126,7 @@ class StateHistory {
     expected_ = {std::move(*found), {}};
   }
 
+  const SecretKey* key_;
   Random random_;
   PowerCutIo io_;
   ExpectedState expected_;
@@ -131,13 +135,13 @@ class StateHistory {
   int n_under_way_ = 0;
 };
 
-TEST(StateFileFaults, APowerCutLeavesTheLastSaveOrOneThatWasUnderWay) {
+void RunStateHistories(const SecretKey* key) {
   const Seeds seeds = SeedsHere(kIsSanitized ? 20 : 400);
   int n_deaths = 0;
   int n_under_way = 0;
-  for (uint64_t seed = seeds.first; seed < seeds.end() && !HasFailure(); ++seed) {
+  for (uint64_t seed = seeds.first; seed < seeds.end() && !::testing::Test::HasFailure(); ++seed) {
     SCOPED_TRACE(seed);
-    StateHistory history(seed);
+    StateHistory history(seed, key);
     history.Run();
     n_deaths += history.n_deaths();
     n_under_way += history.n_under_way();
@@ -145,6 +149,14 @@ TEST(StateFileFaults, APowerCutLeavesTheLastSaveOrOneThatWasUnderWay) {
   if (seeds.n < 400) return;
   EXPECT_GT(n_deaths, 1000);
   EXPECT_GT(n_under_way, 20) << "of " << n_deaths << " deaths, as many came so late that a save was whole";
+}
+
+TEST(StateFileFaults, APowerCutLeavesTheLastSaveOrOneThatWasUnderWay) { RunStateHistories(nullptr); }
+
+TEST(StateFileFaults, APowerCutLeavesTheLastSaveOrOneThatWasUnderWaySealed) {
+  if (!CheckEncryption().ok()) GTEST_SKIP() << CheckEncryption().message();
+  const SecretKey key = OrDie(SecretKey::Random());
+  RunStateHistories(&key);
 }
 
 // The system, of which one call fails, or every other one is interrupted or short.
@@ -193,7 +205,7 @@ class FaultyStateIo : public StateFileIo {
 };
 
 // A whole file, a segment, one that begins with a tail of a save that did not end.
-void EveryCallFails(int error_number) {
+void EveryCallFails(int error_number, const SecretKey* key = nullptr) {
   const StateModel first = {{KeyOf(1), StatePattern(100'000, 1)}, {KeyOf(2), StatePattern(10, 1)}};
   const StateModel second = {{KeyOf(1), StatePattern(100'001, 1)}, {KeyOf(3), StatePattern(70'000, 2)}};
   const StateModel third = {{KeyOf(1), {}}, {KeyOf(4), StatePattern(kStateChunkBytes, 3)}};
@@ -210,7 +222,8 @@ void EveryCallFails(int error_number) {
     std::unique_ptr<StateFile> file;
     for (const StateModel* next : {&first, &second, &third}) {
       if (file == nullptr) {
-        auto opened = held.empty() ? StateFile::Create(path, &io) : StateFile::Open(path, false, &io);
+        auto opened =
+            held.empty() ? StateFile::Create(path, &io, key) : StateFile::Open(path, false, &io, key);
         if (!opened.ok()) {
           // A table behind a header that is valid was readable once.
           EXPECT_TRUE(opened.status().code() == StatusCode::kIo ||
@@ -218,7 +231,7 @@ void EveryCallFails(int error_number) {
               << opened.status().message();
           EXPECT_NE(opened.status().message().find(path), std::string::npos) << opened.status().message();
           ++n_errors;
-          opened = held.empty() ? StateFile::Create(path, &io) : StateFile::Open(path, false, &io);
+          opened = held.empty() ? StateFile::Create(path, &io, key) : StateFile::Open(path, false, &io, key);
         }
         const bool has_failed = io.n_calls > n;
         file = OrDie(std::move(opened));
@@ -237,19 +250,24 @@ void EveryCallFails(int error_number) {
         EXPECT_TRUE(again.ok()) << again.message();
       }
       held = *next;
-      EXPECT_TRUE(Holds(*OrDie(StateFile::Open(path, true)), held));
+      EXPECT_TRUE(Holds(*OrDie(StateFile::Open(path, true, nullptr, key)), held));
       if (next == &second) file.reset();
     }
     is_through = io.n_calls < n;
     EXPECT_TRUE(Holds(*file, held) || Holds(*file, held));
     file.reset();
-    EXPECT_TRUE(Holds(*OrDie(StateFile::Open(path, true)), held));
+    EXPECT_TRUE(Holds(*OrDie(StateFile::Open(path, true, nullptr, key)), held));
     EXPECT_NE(::access(StateFileBeside(path).c_str(), F_OK), 0);
   }
   EXPECT_GT(n_errors, 20);
 }
 
 TEST(StateFileFaults, EveryCallMayFail) { EveryCallFails(EIO); }
+TEST(StateFileFaults, EveryCallMayFailSealed) {
+  if (!CheckEncryption().ok()) GTEST_SKIP() << CheckEncryption().message();
+  const SecretKey key = OrDie(SecretKey::Random());
+  EveryCallFails(EIO, &key);
+}
 TEST(StateFileFaults, TheDiskMayBeFullAtEveryCall) { EveryCallFails(ENOSPC); }
 
 TEST(StateFileFaults, CallsMayBeShortOrInterrupted) {

@@ -115,6 +115,7 @@ nlohmann::json FakeInfo(const std::string& name) {
           {"used", 1000000000},
           {"options", {{"budget", "1/13"}}},
           {"form", {{"method", "kvswap"}}},
+          {"encrypted", false},
           {"trouble", name == "broken" ? nlohmann::json("its end is missing") : nlohmann::json()}};
 }
 
@@ -129,6 +130,22 @@ kvrun_status kvrun_sessions_json(const char*, char** json) {
 kvrun_status kvrun_sessions_info_json(const char* session, char** json) {
   if (std::string(session) == "nope") return Fail(KVRUN_NOT_FOUND, "there is no session nope");
   return HandOut(FakeInfo(session).dump(), json);
+}
+// "locked" is encrypted.
+kvrun_status kvrun_sessions_info_with_key_json(const char* session, const char* key, char** json) {
+  if (std::string(session) != "locked") return kvrun_sessions_info_json(session, json);
+  nlohmann::json info = FakeInfo(session);
+  info["encrypted"] = true;
+  if (*key == '\0') {
+    info["tokens"] = nlohmann::json::array();
+    info["words"] = info["model"] = "";
+  } else if (std::string(key) != "right.key") {
+    info["trouble"] = "is encrypted under another key";
+  }
+  return HandOut(info.dump(), json);
+}
+kvrun_status kvrun_session_key_destroy(const char* key) {
+  return std::string(key) == "link.key" ? Fail(KVRUN_INVALID_ARGUMENT, "it is a symbolic link") : KVRUN_OK;
 }
 kvrun_status kvrun_sessions_remove(const char* session) {
   if (std::string(session).find("broken") != std::string::npos)

@@ -58,6 +58,30 @@ TEST_F(CapiTest, FeedsAndGenerates) {
   kvrun_session_destroy(session);
 }
 
+// What is read of a key, before any file is made.
+TEST_F(CapiTest, ASessionsKeyIsReadOrRefused) {
+  const auto status = [&](const char* session, const char* path, kvrun_session_key_fn ask) {
+    kvrun_session_options options;
+    kvrun_session_options_init(&options);
+    options.session = session;
+    options.session_key_path = path;
+    options.session_key = ask;
+    kvrun_session* made = nullptr;
+    const kvrun_status status = kvrun_session_create(engine_, &options, &made);
+    kvrun_session_destroy(made);
+    return status;
+  };
+  const auto refuses = [](void*, uint8_t*) { return 1; };
+  EXPECT_EQ(status("./x.session", nullptr, refuses), KVRUN_INVALID_ARGUMENT);
+  EXPECT_NE(LastError().find("session_key gives no key"), std::string::npos) << LastError();
+  EXPECT_EQ(status("./x.session", "some.key", refuses), KVRUN_INVALID_ARGUMENT);
+  EXPECT_NE(LastError().find("a session has one key"), std::string::npos) << LastError();
+  EXPECT_EQ(status(nullptr, "some.key", nullptr), KVRUN_INVALID_ARGUMENT);
+  EXPECT_NE(LastError().find("name it with --session"), std::string::npos) << LastError();
+  EXPECT_EQ(status(nullptr, nullptr, refuses), KVRUN_INVALID_ARGUMENT);
+  EXPECT_EQ(status("./x.session", "/nowhere/some.key", nullptr), KVRUN_NOT_FOUND) << LastError();
+}
+
 TEST_F(CapiTest, FeedLogitsHandsOutRows) {
   kvrun_session* session = MakeSession();
   const std::vector<int32_t> ids = {5, 6, 7, 8};

@@ -98,6 +98,34 @@ TEST(CliSessionsCommand, ListsAndShows) {
   EXPECT_EQ(Cli({"sessions", "--show", "nope"}).exit_code, 1);
 }
 
+TEST(CliSessionsCommand, OfWhatIsEncryptedSaysNoMoreThanItsKeyAllows) {
+  const ProgramResult locked = Cli({"sessions", "--show", "locked"});
+  EXPECT_EQ(locked.exit_code, 0);
+  EXPECT_PRED2(Contains, locked.out, "locked\n  encrypted, 3.0 GiB, last used 2001-09-0");
+  EXPECT_FALSE(Contains(locked.out, "Once upon a time"));
+  EXPECT_PRED2(Contains, locked.err, "the session locked is encrypted: --session-key shows what is in it");
+  const ProgramResult shown = Cli({"sessions", "--show", "locked", "--session-key", "right.key"});
+  EXPECT_PRED2(Contains, shown.out, "locked\n  7639 tokens, 3.0 GiB, kvswap");
+  EXPECT_PRED2(Contains, shown.out, "Once upon a time");
+  EXPECT_EQ(shown.err, "");
+  EXPECT_PRED2(Contains, Cli({"sessions", "--show", "locked", "--session-key", "wrong.key"}).out,
+               "cannot be opened: is encrypted under another key");
+}
+
+TEST(CliSessionsCommand, WipesKeys) {
+  const ProgramResult own = Cli({"sessions", "--wipe"});
+  EXPECT_EQ(own.exit_code, 0);
+  EXPECT_EQ(own.out, "");
+  EXPECT_PRED2(Contains, own.err, "destroyed your key for sessions: no session that was encrypted with it");
+  EXPECT_PRED2(Contains, Cli({"sessions", "--wipe", "--session-key", "auto"}).err, "destroyed your key");
+  EXPECT_PRED2(Contains, Cli({"sessions", "--wipe", "--session-key", "my.key"}).err,
+               "destroyed the key my.key: no session");
+  EXPECT_EQ(Cli({"sessions", "--wipe", "-q"}).err, "");
+  const ProgramResult link = Cli({"sessions", "--wipe", "--session-key", "link.key"});
+  EXPECT_EQ(link.exit_code, 1);
+  EXPECT_PRED2(Contains, link.err, "it is a symbolic link");
+}
+
 TEST(CliSessionsCommand, RemovesCopiesAndPrunes) {
   EXPECT_PRED2(Contains, Cli({"sessions", "--remove", "old"}).err, "removed the session old");
   EXPECT_EQ(Cli({"sessions", "--remove", "nope"}).exit_code, 1);

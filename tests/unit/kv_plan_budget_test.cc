@@ -51,6 +51,27 @@ TEST(KvPlan, ThePapersBudgetsOfTheTestModel) {
   }
 }
 
+// 24 bytes for each unit, buffers and tables of requests; the budget holds with them.
+TEST(KvPlan, EncryptionIsPartOfTheBudget) {
+  KvOptions options = Swap(1.0 / 13);
+  EXPECT_EQ(Part(Plan(options, kSmolLm2, 8192, 1, 4096), "seals"), 0U);
+  options.sealed_tokens = 1;
+  const KvPlan plan = Plan(options, kSmolLm2, 8192, 1, 4096);
+  ExpectSound(plan, kSmolLm2);
+  const uint64_t units = uint64_t{30} * 8192 / plan.record.group_tokens;
+  EXPECT_GE(Part(plan, "seals"), 24 * units);
+  EXPECT_LE(Part(plan, "seals"), 24 * units + 400 * 1024);
+  options.sealed_tokens = 16384;  // files have room for so many
+  EXPECT_EQ(Part(Plan(options, kSmolLm2, 8192, 1, 4096), "seals"), Part(plan, "seals") + 24 * units);
+  for (const char* method : {"dynakv", "snapkv", "flexgen"}) {
+    KvOptions other = options;
+    other.method = method;
+    const KvPlan of_other = Plan(other, kSmolLm2, 8192, 1, 4096);
+    ExpectSound(of_other, kSmolLm2);
+    EXPECT_GT(Part(of_other, "seals"), 0U) << method;
+  }
+}
+
 // Two sides of f16 and a row of floats for each layer.
 TEST(KvPlan, AdaptersArePartOfTheBudget) {
   KvOptions options = Swap(1.0 / 13);

@@ -44,9 +44,10 @@ SessionFiles::~SessionFiles() {
   for (const std::string& name : made_) (void)unlink(name.c_str());
 }
 
-Result<std::unique_ptr<SessionFiles>> SessionFiles::Open(const std::string& path) {
-  std::unique_ptr<SessionFiles> files(new SessionFiles(path));
-  Result<std::unique_ptr<StateFile>> state = StateFile::Open(path);
+Result<std::unique_ptr<SessionFiles>> SessionFiles::Open(const std::string& path,
+                                                         std::shared_ptr<const SecretKey> key) {
+  std::unique_ptr<SessionFiles> files(new SessionFiles(path, std::move(key)));
+  Result<std::unique_ptr<StateFile>> state = StateFile::Open(path, false, nullptr, files->key_.get());
   if (state.status().code() == StatusCode::kNotFound) {
     KVRUN_RETURN_IF_ERROR(files->BeginNew());
     return files;
@@ -77,7 +78,7 @@ Status SessionFiles::BeginNew() {
                         "another session",
                         NameOf(kind))};
   }
-  KVRUN_ASSIGN_OR_RETURN(state_, StateFile::Create(path_));
+  KVRUN_ASSIGN_OR_RETURN(state_, StateFile::Create(path_, nullptr, key_.get()));
   KVRUN_RETURN_IF_ERROR(state_->BeginSave());
   StateSaver saver(*state_);
   std::string text = WriteIdentity({});
@@ -109,10 +110,9 @@ Result<SessionIdentity> SessionFiles::ReadIdentityOf(const StateFile& state) {
 Status SessionFiles::BeginAnew(const std::string& why) {
   identity_.reset();
   why_anew_ = why;
-  records_ = nullptr;
-  rows_ = nullptr;
+  kept_ = {};
   state_.reset();
-  KVRUN_ASSIGN_OR_RETURN(state_, StateFile::Create(path_));
+  KVRUN_ASSIGN_OR_RETURN(state_, StateFile::Create(path_, nullptr, key_.get()));
   return Status::Ok();
 }
 
@@ -136,12 +136,25 @@ Result<std::unique_ptr<BlockFile>> SessionFiles::Make(Kind kind, const BlockFile
   const KvFileSize of_file = size(mode);
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<SavePointFile> kept,
                          SavePointFile::Create(std::move(file), of_file.size_bytes, of_file.unit_bytes));
+  Kept& pair = KeptOf(kind);
+  pair = {kept.get(), nullptr};
+  std::unique_ptr<BlockFile> outer = std::move(kept);
+  if (key_ != nullptr) {
+    KVRUN_ASSIGN_OR_RETURN(auto sealed, SealedFile::Create(std::move(outer), *key_, of_file.size_bytes,
+                                                           of_file.unit_bytes, static_cast<uint32_t>(kind)));
+    pair.seals = sealed.get();
+    outer = std::move(sealed);
+  }
   if (is_there) {
     StateLoader loader(*state_);
-    KVRUN_RETURN_IF_ERROR(Damaged(kept->VisitState(loader, static_cast<uint32_t>(kind))));
+    KVRUN_RETURN_IF_ERROR(Damaged(pair.VisitState(loader, kind)));
   }
-  (kind == Kind::kRecords ? records_ : rows_) = kept.get();
-  return std::unique_ptr<BlockFile>(std::move(kept));
+  return outer;
+}
+
+Status SessionFiles::Kept::VisitState(StateVisitor& visitor, Kind kind) const {
+  KVRUN_RETURN_IF_ERROR(file->VisitState(visitor, static_cast<uint32_t>(kind)));
+  return seals != nullptr ? seals->VisitState(visitor) : Status::Ok();
 }
 
 Status SessionFiles::Load(Session& session) {
@@ -171,14 +184,15 @@ Status SessionFiles::Save(Session& session) {
   KVRUN_RETURN_IF_ERROR(VisitIdentity(saver, &text));
   KVRUN_RETURN_IF_ERROR(session.VisitState(saver));
   for (const Kind kind : {Kind::kRecords, Kind::kRows}) {
-    SavePointFile* const file = kind == Kind::kRecords ? records_ : rows_;
-    if (file == nullptr) continue;
-    KVRUN_RETURN_IF_ERROR(file->Sync());
-    KVRUN_RETURN_IF_ERROR(file->VisitState(saver, static_cast<uint32_t>(kind)));
+    const Kept& kept = KeptOf(kind);
+    if (kept.file == nullptr) continue;
+    KVRUN_RETURN_IF_ERROR(kept.file->Sync());
+    KVRUN_RETURN_IF_ERROR(kept.VisitState(saver, kind));
   }
   KVRUN_RETURN_IF_ERROR(state_->Commit());
-  if (records_ != nullptr) records_->EndSave();
-  if (rows_ != nullptr) rows_->EndSave();
+  for (const Kept& kept : kept_) {
+    if (kept.file != nullptr) kept.file->EndSave();
+  }
   identity_ = saved_;
   made_.clear();
   // Also where nothing had changed: those that were not used for longest are pruned first.

@@ -7,6 +7,8 @@
 // Threads: one at a time.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -14,10 +16,12 @@
 #include <vector>
 
 #include "platform/base/status.h"
+#include "platform/io/secret_key.h"
 #include "runtime/engine/session/session.h"
 #include "runtime/engine/session/session_identity.h"
 #include "runtime/engine/session/session_kv.h"
 #include "runtime/store/save_point_file.h"
+#include "runtime/store/sealed_file.h"
 #include "runtime/store/state_file.h"
 
 namespace kvrun {
@@ -30,11 +34,13 @@ class SessionFiles final : public KeptFiles, public KeptState {
   // kCorrupt: the state has none that can be read.
   static Result<SessionIdentity> ReadIdentityOf(const StateFile& state);
 
-  // What there is at the path. Without a session, and where what is there cannot be gone on with, it is to be
-  // begun: why_anew() says why, empty where there was nothing. kInvalidArgument: what is there is not this
-  // user's own file, or another process has it; kUnsupported: it is of another version of kvrun, and is left
-  // alone.
-  static Result<std::unique_ptr<SessionFiles>> Open(const std::string& path);
+  // What there is at the path. `key`: all of it is encrypted; null: it is plain. Without a session, and where
+  // what is there cannot be gone on with, it is to be begun: why_anew() says why, empty where there was
+  // nothing. kInvalidArgument: what is there is not this user's own file, or another process has it, or it is
+  // under another key, or encrypted and there is no key, or plain and there is one; kUnsupported: it is of
+  // another version of kvrun, and is left alone.
+  static Result<std::unique_ptr<SessionFiles>> Open(const std::string& path,
+                                                    std::shared_ptr<const SecretKey> key = nullptr);
   // A new session that was never saved leaves nothing.
   ~SessionFiles() override;
 
@@ -63,13 +69,22 @@ class SessionFiles final : public KeptFiles, public KeptState {
   uint64_t written_bytes() const;  // by save points, without records
 
  private:
-  explicit SessionFiles(std::string path) : path_(std::move(path)) {}
+  SessionFiles(std::string path, std::shared_ptr<const SecretKey> key)
+      : path_(std::move(path)), key_(std::move(key)) {}
+  // A file that is kept, with what encrypts it or null. The session's stores own them.
+  struct Kept {
+    SavePointFile* file = nullptr;
+    SealedFile* seals = nullptr;
+
+    Status VisitState(StateVisitor& visitor, Kind kind) const;
+  };
   Status BeginNew();
   Status Damaged(Status status) const;
   std::string NameOf(Kind kind) const;
   std::string FirstWords(const Session& session) const;
 
   std::string path_;
+  std::shared_ptr<const SecretKey> key_;  // null: it is plain
   std::unique_ptr<StateFile> state_;
   std::optional<SessionIdentity> identity_;  // of what is there
   SessionIdentity saved_;                    // of what is saved
@@ -78,9 +93,8 @@ class SessionFiles final : public KeptFiles, public KeptState {
   std::shared_ptr<bool> is_damaged_;
   uint32_t room_tokens_ = 0;
   std::vector<std::string> made_;  // names of a new session, until it is saved
-  // Which the session's stores own.
-  SavePointFile* records_ = nullptr;
-  SavePointFile* rows_ = nullptr;
+  std::array<Kept, 2> kept_;       // by Kind
+  Kept& KeptOf(Kind kind) { return kept_[static_cast<size_t>(kind)]; }
 };
 
 }  // namespace kvrun

@@ -8,12 +8,14 @@
 #include <utility>
 #include <vector>
 
+#include "platform/io/secret_key.h"
 #include "runtime/engine/machine/storage_speed.h"
 #include "runtime/engine/pass/layer_states.h"
 #include "runtime/engine/pass/step_commands.h"
 #include "runtime/engine/session/session_adapter.h"
 #include "runtime/kv/planner/plan_kv.h"
 #include "runtime/kv/serve/kv_folder.h"
+#include "runtime/store/sealed_file.h"
 
 namespace kvrun {
 namespace {
@@ -44,13 +46,30 @@ Result<std::unique_ptr<BlockFile>> OpenKvFile(const KvStorageOptions& storage, F
   return CreateBlockFile(options);
 }
 
-uint32_t AlignmentOf(const BlockFile& file, const KvStorageOptions& storage) {
-  return std::max(file.mode().alignment_bytes, storage.least_alignment_bytes);
+// A file that ends with the process, and its key with it. unit_bytes: of what is written as a whole; 0:
+// pages.
+Result<std::unique_ptr<BlockFile>> Sealed(std::unique_ptr<BlockFile> file, uint32_t unit_bytes) {
+  KVRUN_ASSIGN_OR_RETURN(const SecretKey key, SecretKey::Random());
+  if (unit_bytes == 0) unit_bytes = std::max(file->mode().alignment_bytes, SealedFile::kPageBytes);
+  KVRUN_ASSIGN_OR_RETURN(auto sealed, SealedFile::Create(std::move(file), key, unit_bytes, unit_bytes));
+  return std::unique_ptr<BlockFile>(std::move(sealed));
 }
 
 // That options alone name; what a budget takes where they do not.
 Result<KvMethod> MethodOf(const KvOptions& kv) {
   return kv.method.empty() ? MethodOfBudget() : FindKvMethod(kv.method);
+}
+
+uint32_t AlignmentOf(const BlockFile& file, const KvSettings& settings) {
+  const KvStorageOptions& storage = settings.storage;
+  uint32_t of_units = 1;
+  if (storage.encrypts) {
+    // Records of groups are sealed as they are; of clusters, pages change.
+    const Result<KvMethod> method = MethodOf(settings.kv);
+    const bool has_groups = method.ok() && !method->has_clusters() && !method->evicts();
+    of_units = has_groups ? SealedFile::kAlignmentBytes : SealedFile::kPageBytes;
+  }
+  return std::max({file.mode().alignment_bytes, storage.least_alignment_bytes, of_units});
 }
 
 // Whether how much is selected may depend on how fast flash and device are (plan_kv.h).
@@ -130,6 +149,7 @@ Result<KvOptions> KvPreparation::CompleteOptions() {
   KvOptions options = settings_.kv;
   if (settings_.flash_times) options.flash_times = settings_.flash_times;
   if (layer_time_ != nullptr) options.max_buffer_bytes = layer_time_->device().max_buffer_bytes;
+  if (settings_.storage.encrypts) options.sealed_tokens = std::max(settings_.storage.room_tokens, 1U);
   KVRUN_ASSIGN_OR_RETURN(options.layer_shares, adapter_.LayerShares());
   return options;
 }
@@ -151,7 +171,7 @@ Result<KvPlan> KvPreparation::Plan(uint32_t n_ctx, uint32_t n_sequences) {
   if (!IsSurelyResident(settings_.kv, shape, n_ctx, n_sequences)) {
     KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<BlockFile> file,
                            OpenKvFile(settings_.storage, FileUse::kIsTried));
-    alignment_bytes = AlignmentOf(*file, settings_.storage);
+    alignment_bytes = AlignmentOf(*file, settings_);
     speed = SpeedFor(settings_, *file);
   }
   // Before the adapter is read, which is large: a device may need the memory to be measured.
@@ -175,7 +195,7 @@ Result<KvPlan> KvPreparation::PlanForFolder(KvPlan plan) {
   same_group.default_group_tokens = plan.record.group_tokens;
   same_group.flash_times = plan.flash_times;
   KVRUN_ASSIGN_OR_RETURN(KvPlan of_folder, PlanKv(same_group, ShapeOf(model_.config), plan.n_ctx,
-                                                  plan.n_sequences, AlignmentOf(*file, settings_.storage)));
+                                                  plan.n_sequences, AlignmentOf(*file, settings_)));
   of_folder.notes = std::move(plan.notes);
   return of_folder;
 }
@@ -184,12 +204,19 @@ Result<std::unique_ptr<BlockFile>> KvPreparation::MakeFile(KeptFiles::Kind kind,
                                                            uint32_t queue_depth) const {
   KVRUN_ASSIGN_OR_RETURN(const BlockFileOptions options,
                          KvFileOptions(settings_.storage, FileUse::kIsKept, queue_depth));
-  if (kept_ == nullptr || !HasKeptRecords(plan)) return CreateBlockFile(options);
-  const uint32_t n_layers = model_.config.n_kv_layers();
-  return kept_->Make(kind, options, [&](const IoMode& mode) {
-    return kind == KeptFiles::Kind::kRecords ? RecordsFileSize(plan, n_layers, kept_->room_tokens(), mode)
+  const bool is_kept = kept_ != nullptr && HasKeptRecords(plan);
+  const auto size = [&](const IoMode& mode) {
+    const uint32_t n_layers = model_.config.n_kv_layers();
+    const uint32_t room_tokens = is_kept ? kept_->room_tokens() : 0;
+    return kind == KeptFiles::Kind::kRecords ? RecordsFileSize(plan, n_layers, room_tokens, mode)
                                              : RowsFileSize(plan, n_layers, mode);
-  });
+  };
+  if (is_kept) return kept_->Make(kind, options, size);
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file, CreateBlockFile(options));
+  if (!settings_.storage.encrypts) return file;
+  IoMode mode = file->mode();
+  mode.alignment_bytes = AlignmentOf(*file, settings_);
+  return Sealed(std::move(file), HasKeptRecords(plan) ? size(mode).unit_bytes : 0);
 }
 
 Status KvPreparation::MakeFiles(OffloadedPassOptions* options) const {
@@ -204,6 +231,9 @@ Status KvPreparation::MakeFiles(OffloadedPassOptions* options) const {
       options->stores, MakeKvStores(plan, model_.config.n_kv_layers(), std::move(file), std::move(rows_file),
                                     kept_ != nullptr ? kept_->room_tokens() : 0));
   KVRUN_ASSIGN_OR_RETURN(options->spill, OpenKvFile(settings_.storage, FileUse::kIsKept));
+  if (settings_.storage.encrypts) {
+    KVRUN_ASSIGN_OR_RETURN(options->spill, Sealed(std::move(options->spill), 0));
+  }
   return Status::Ok();
 }
 

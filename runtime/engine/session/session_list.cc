@@ -10,12 +10,15 @@
 #include <array>
 #include <cerrno>
 #include <filesystem>
+#include <memory>
 #include <optional>
 
 #include "platform/io/unique_fd.h"
 #include "runtime/engine/session/session_files.h"
 #include "runtime/engine/session/session_folder.h"
 #include "runtime/store/state_file.h"
+#include "runtime/store/state_file_io.h"
+#include "runtime/store/state_folder.h"
 
 namespace kvrun {
 namespace {
@@ -39,6 +42,28 @@ uint64_t BytesOnDisk(const std::string& path) {
     if (lstat(file.c_str(), &facts) == 0) bytes += static_cast<uint64_t>(facts.st_blocks) * 512;
   }
   return bytes;
+}
+
+bool IsEncrypted(const std::string& path) {
+  const Result<bool> sealed = StateFile::IsSealed(path);
+  return sealed.ok() && *sealed;
+}
+
+// No other process has the session meanwhile. What is encrypted is not read.
+struct HeldState {
+  std::unique_ptr<StateFile> state;
+  StateHandle file;
+};
+
+Result<HeldState> Hold(const std::string& path) {
+  HeldState held;
+  if (IsEncrypted(path)) {
+    KVRUN_ASSIGN_OR_RETURN(const StateFolder folder, StateFolder::Open(SystemStateFileIo(), path));
+    KVRUN_ASSIGN_OR_RETURN(held.file, folder.OpenLocked());
+  } else {
+    KVRUN_ASSIGN_OR_RETURN(held.state, StateFile::Open(path));
+  }
+  return held;
 }
 
 // What a state says of itself.
@@ -92,15 +117,17 @@ Status CopyFile(const std::string& from, const std::string& to) {
 
 }  // namespace
 
-Result<KeptSessionInfo> DescribeSession(const std::string& path) {
+Result<KeptSessionInfo> DescribeSession(const std::string& path, const SecretKey* key) {
   KeptSessionInfo info;
   info.name = NameOf(path);
   info.path = path;
-  const Result<std::unique_ptr<StateFile>> state = StateFile::Open(path, /*read_only=*/true);
+  info.is_encrypted = IsEncrypted(path);
+  const Result<std::unique_ptr<StateFile>> state =
+      StateFile::Open(path, /*read_only=*/true, nullptr, info.is_encrypted ? key : nullptr);
   if (state.status().code() == StatusCode::kNotFound) return state.status();
   Status read = state.status();
   if (read.ok()) read = Read(**state, &info);
-  if (!read.ok()) info.trouble = read.message();
+  if (!read.ok() && (!info.is_encrypted || key != nullptr)) info.trouble = read.message();
   info.size_bytes = BytesOnDisk(path);
   struct stat facts {};
   if (lstat(path.c_str(), &facts) == 0) info.used_s = facts.st_mtime;
@@ -126,7 +153,7 @@ Result<std::vector<KeptSessionInfo>> ListSessions(const std::string& folder) {
 
 // The state goes last, and is locked meanwhile: files of records without one would be nobody's.
 Status RemoveSession(const std::string& path) {
-  const Result<std::unique_ptr<StateFile>> state = StateFile::Open(path);
+  const Result<HeldState> state = Hold(path);
   const StatusCode code = state.status().code();
   if (code != StatusCode::kCorrupt && code != StatusCode::kUnsupported) KVRUN_RETURN_IF_ERROR(state.status());
   const std::vector<std::string> files = FilesOf(path);
@@ -140,7 +167,7 @@ Status RemoveSession(const std::string& path) {
 
 // The state comes last: a copy that was not finished is none.
 Status CopySession(const std::string& from, const std::string& to) {
-  const Result<std::unique_ptr<StateFile>> state = StateFile::Open(from);  // locked while it is copied
+  const Result<HeldState> state = Hold(from);  // locked while it is copied
   KVRUN_RETURN_IF_ERROR(state.status());
   struct stat facts {};
   if (lstat(to.c_str(), &facts) == 0) {

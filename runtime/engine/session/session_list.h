@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "platform/base/status.h"
+#include "platform/io/secret_key.h"
 #include "runtime/engine/session/session_identity.h"
 
 namespace kvrun {
@@ -17,11 +18,13 @@ struct KeptSessionInfo {
   std::vector<uint64_t> n_tokens;  // of each sequence
   uint64_t size_bytes = 0;         // that its files take on the disk
   int64_t used_s = 0;              // since 1970: when it was last saved
+  bool is_encrypted = false;       // without its key nothing but name, size and date is known
   std::string trouble;             // why it cannot be opened; empty: it can
 };
 
-// One session; kNotFound where there is none. What cannot be opened is described by `trouble`.
-Result<KeptSessionInfo> DescribeSession(const std::string& path);
+// One session; kNotFound where there is none. What cannot be opened is described by `trouble`. `key`: of one
+// that is encrypted; null: no more is said of such.
+Result<KeptSessionInfo> DescribeSession(const std::string& path, const SecretKey* key = nullptr);
 // Those of a folder, the last used first. A folder that is not there has none.
 Result<std::vector<KeptSessionInfo>> ListSessions(const std::string& folder);
 

@@ -329,6 +329,12 @@ typedef struct kvrun_option {
   const char* value;
 } kvrun_option;
 
+/* Fills in the 32 bytes of the key that a session is encrypted with, and answers 0; anything else: there is
+ * none, and the session is not made. For keys that lie in no file: of Android's key store, wrap 32 random
+ * bytes with a key of the store, keep what comes of it, and unwrap it here. The library wipes its copies. Not
+ * called after kvrun_session_create has returned. */
+typedef int (*kvrun_session_key_fn)(void* user, uint8_t* key);
+
 typedef struct kvrun_session_options {
   uint32_t struct_size;
   uint32_t n_sequences;       /* 1..KVRUN_MAX_SEQUENCES */
@@ -342,6 +348,13 @@ typedef struct kvrun_session_options {
    * sessions ($XDG_STATE_HOME/kvrun/sessions, else $HOME/.local/state/kvrun/sessions), or a path, which has a
    * '/' in it. NULL or empty: it ends with kvrun_session_destroy. Read during the call only. */
   const char* session;
+  /* What of the session lies on flash is encrypted with this key: of a file of 32 bytes, or 64 hex digits,
+   * that its user alone may read; or "auto", the user's own ($XDG_CONFIG_HOME/kvrun/session.key, else
+   * $HOME/.config/kvrun/session.key), which is made where it is missing. NULL or empty: it is not encrypted.
+   * A session that is there has to be under the same key. Read during the call only. */
+  const char* session_key_path;
+  kvrun_session_key_fn session_key; /* in place of a file; may be NULL */
+  void* session_key_user;
 } kvrun_session_options;
 
 KVRUN_API void kvrun_session_options_init(kvrun_session_options* options);
@@ -452,11 +465,19 @@ KVRUN_API kvrun_status kvrun_session_note(const kvrun_session* session, char** n
 /* Those that are kept in a folder (NULL: the user's folder for sessions), the last used first. JSON array of
  * objects: name, path, model (its name), fingerprint, method, tokens [of each sequence], context, words (the
  * text's first ones), bytes (on the disk), used (seconds since 1970), options {as they were given}, form
- * {what is kept, in words}, trouble (null; or why it cannot be opened: the other fields may be empty then).
- */
+ * {what is kept, in words}, encrypted (true: without its key nothing is known but name, path, bytes and
+ * used), trouble (null; or why it cannot be opened: the other fields may be empty then). */
 KVRUN_API kvrun_status kvrun_sessions_json(const char* folder, char** json);
 /* One of them, by its name or path. */
 KVRUN_API kvrun_status kvrun_sessions_info_json(const char* session, char** json);
+/* The same of one that is encrypted; the key as session_key_path of kvrun_session_options. */
+KVRUN_API kvrun_status kvrun_sessions_info_with_key_json(const char* session, const char* session_key_path,
+                                                         char** json);
+/* Destroys a key (session_key_path of kvrun_session_options; NULL: "auto"): its file is overwritten and
+ * removed. So all sessions under it are lost at once, wherever copies of them lie; their files stay. Flash,
+ * and file systems that copy before they write, may keep the old bytes where only tools for disks find them.
+ * KVRUN_OK where there is none. */
+KVRUN_API kvrun_status kvrun_session_key_destroy(const char* session_key_path);
 /* Its files; KVRUN_INVALID_ARGUMENT if a process has it, KVRUN_NOT_FOUND if there is none. */
 KVRUN_API kvrun_status kvrun_sessions_remove(const char* session);
 /* The files of one that no process has, under a name that is free. */

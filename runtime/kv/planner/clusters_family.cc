@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "platform/base/units.h"
+#include "runtime/kv/clusters/cluster_rows.h"
 #include "runtime/kv/clusters/sequence_clusters.h"
 #include "runtime/kv/plan/kv_names.h"
 #include "runtime/kv/planner/describe_plan.h"
@@ -198,6 +199,19 @@ void Clusters::SizeParts(const KvSizeInput& input, KvPlan& plan) const {
                                            : plan.of_clusters().n_clusters * kClusterChecksumBytes;
   const uint64_t of_rows = plan.of_clusters().rows_on_flash ? RowStore::kBytesOfList : 0;
   AddPart("checksums", uint64_t{input.model.n_layers} * plan.n_streams * (of_a_stream + of_rows), plan);
+  const uint64_t extent_bytes =
+      RoundUp<uint64_t>(plan.records_per_extent() * plan.slots.record.size_bytes(), input.io_alignment_bytes);
+  const uint64_t n_streams = uint64_t{input.model.n_layers} * plan.n_streams;
+  if (in_sequence) {
+    AddSeals(input, n_streams * plan.n_stored_groups(), plan.record.size_bytes(), plan);
+  } else {
+    AddPageSeals(input, n_streams * plan.of_clusters().n_clusters * extent_bytes, plan);
+  }
+  if (plan.of_clusters().rows_on_flash) {
+    const RowStoreShape rows = ClusterRows::StoreShape(plan, input.model.n_layers);
+    const uint64_t stride = RoundUp<uint64_t>(rows.list_bytes, input.io_alignment_bytes);
+    AddPageSeals(input, uint64_t{rows.n_layers} * rows.n_lists * stride, plan);
+  }
   if (in_sequence) AddPart("sequence", SequenceClusters::MapBytes(plan, input.model.n_layers), plan);
   const uint64_t n_clusters = plan.of_clusters().n_clusters;
   // Clusters are scored for their weight, too.

@@ -429,6 +429,12 @@ constexpr KvOptionRow kRows[] = {
      .set = [](Given g, KvSettings* s) { return SetChoice(g, kDirect, &s->storage.direct); },
      .words = [] { return NameList(kDirect); },
      .help = "bypass the page cache: auto (default: if possible), on or off"},
+    {.name = "encrypt",
+     .value = "",
+     .set = [](Given g, KvSettings* s) { return SetChoice(g, kSwitch, &s->storage.encrypts); },
+     .words = SwitchNames,
+     .help = "encrypt what lies on flash, with a key that ends with the process (--session-key: of a session "
+             "that is kept)"},
     {.name = "tmpfs",
      .value = "",
      .set = [](Given g, KvSettings* s) { return SetChoice(g, kSwitch, &s->storage.allow_tmpfs); },

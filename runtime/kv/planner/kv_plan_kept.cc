@@ -100,6 +100,7 @@ void SizeKeptParts(const KvSizeInput& input, KvPlan& plan) {
                             lists * (VaultListBytes(plan) / SpillFile::kOffsetAlignment) * sizeof(uint32_t) +
                             kept.most_entries * plan.record.size_bytes(),
                         true, true});
+  AddPageSeals(input, lists * VaultListBytes(plan), plan);
 }
 
 uint64_t ObservedRowBytes(const KvSizeInput& input, const KvPlan& plan) {

@@ -5,10 +5,12 @@
 #include <string>
 
 #include "platform/base/units.h"
+#include "platform/io/block_file.h"
 #include "runtime/kv/math/slot_cache.h"
 #include "runtime/kv/memory/entry_spaces.h"
 #include "runtime/kv/planner/kv_family.h"
 #include "runtime/store/record_store.h"
+#include "runtime/store/sealed_file.h"
 #include "runtime/store/spill_file.h"
 #include "shaders/shared/step_params.h"
 
@@ -131,6 +133,20 @@ void AddStaging(const KvSizeInput& input, uint64_t read_bytes, uint64_t n_reads,
   AddPart("staging", plan.staging_bytes + more_bytes, plan);
 }
 
+void AddSeals(const KvSizeInput& input, uint64_t n_pieces, uint64_t piece_bytes, KvPlan& plan) {
+  if (input.sealed_tokens == 0) return;
+  const uint64_t unit_bytes = RoundUp(piece_bytes, uint64_t{input.io_alignment_bytes});
+  AddPart("seals",
+          SealedFile::MemoryBytes(n_pieces * unit_bytes, static_cast<uint32_t>(unit_bytes),
+                                  BlockFileOptions().queue_depth),
+          plan);
+}
+
+void AddPageSeals(const KvSizeInput& input, uint64_t file_bytes, KvPlan& plan) {
+  const uint32_t page_bytes = std::max(input.io_alignment_bytes, SealedFile::kPageBytes);
+  AddSeals(input, CeilDiv<uint64_t>(file_bytes, page_bytes), page_bytes, plan);
+}
+
 uint32_t ProjectedRows(const KvPlan& plan) {
   const bool is_tiled = plan.prefill.tile_tokens < plan.n_ctx;
   return plan.prefill.has_inputs_ahead && !is_tiled ? kPrefillChunkTokens : kLeastProjectedRows;
@@ -158,16 +174,20 @@ uint64_t PrefillWorkBytes(const KvSizeInput& input, const KvPlan& plan) {
   return encoded + ProjectedBytes(plan, kLeastProjectedRows) + FamilyOf(plan.method).PromptBytes(input, plan);
 }
 
-// Of what a spill file holds, a checksum for each piece: at most as much as where all tiles are the smallest,
-// each of which begins a chunk, and whose keys and values end in pieces of their own, and hidden states are
-// as they are.
+// Of what a spill file holds, a checksum for each piece (and what opens it, where it is encrypted): at most
+// as much as where all tiles are the smallest, each of which begins a chunk, and whose keys and values end in
+// pieces of their own, and hidden states are as they are.
 uint64_t SpillChecksumBytes(const KvSizeInput& input, const KvPlan& plan, uint64_t layer_bytes) {
   const uint64_t n_tiles = CeilDiv(plan.n_ctx, kPrefillChunkTokens);
   const uint64_t n_chunks = n_tiles + 2;
   const uint64_t chunk_bytes = uint64_t{kPrefillChunkTokens} * input.model.n_embd * sizeof(float);
   const uint64_t pieces = n_chunks * 2 * CeilDiv(chunk_bytes / 2, SpillFile::kOffsetAlignment) +
                           layer_bytes / SpillFile::kOffsetAlignment + 2 * n_tiles;
-  return pieces * kChecksumBytes;
+  if (input.sealed_tokens == 0) return pieces * kChecksumBytes;
+  return pieces * kChecksumBytes +
+         SealedFile::MemoryBytes(pieces * SpillFile::kOffsetAlignment,
+                                 std::max(input.io_alignment_bytes, SealedFile::kPageBytes),
+                                 BlockFileOptions().queue_depth);
 }
 
 }  // namespace

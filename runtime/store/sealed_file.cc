@@ -1,0 +1,441 @@
+#include "runtime/store/sealed_file.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <new>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "platform/base/check.h"
+#include "platform/base/saturating.h"
+#include "platform/base/units.h"
+#include "runtime/store/sealed_units.h"
+
+namespace kvrun {
+namespace {
+
+constexpr auto kMemoryAlignment = std::align_val_t{64 * 1024};  // of any direct I/O
+constexpr uint32_t kMostBuffers = 4;
+constexpr uint32_t kBufferBytes = 64 * 1024;  // of whole units, if one is not longer
+
+// How many units a file of this size has; 0: none, or more than can be.
+uint32_t NumUnits(uint64_t size_bytes, uint32_t unit_bytes) {
+  if (size_bytes == 0 || unit_bytes == 0) return 0;
+  const uint64_t n_units = (size_bytes - 1) / unit_bytes + 1;
+  return n_units < UINT32_MAX ? static_cast<uint32_t>(n_units) : 0;
+}
+
+uint32_t UnitsOfBuffer(uint32_t unit_bytes) { return std::max(kBufferBytes / unit_bytes, 1U); }
+
+// Buffers, and a unit for what does not lie in one piece.
+uint64_t MemoryUnits(uint32_t unit_bytes, uint32_t queue_depth) {
+  return uint64_t{std::min(queue_depth, kMostBuffers)} * UnitsOfBuffer(unit_bytes) + 1;
+}
+
+}  // namespace
+
+class SealedFile::Impl {
+ public:
+  Impl(std::unique_ptr<BlockFile> file, SealedUnits units, uint32_t unit_bytes)
+      : unit_bytes_(unit_bytes),
+        units_(std::move(units)),
+        mode_(file->mode()),
+        requests_(mode_.queue_depth),
+        queued_(mode_.queue_depth),
+        done_(mode_.queue_depth),
+        completions_(mode_.queue_depth),
+        waiting_(mode_.queue_depth),
+        file_(std::move(file)) {
+    mode_.alignment_bytes = std::max(mode_.alignment_bytes, kAlignmentBytes);
+    if (unit_bytes <= kPageBytes && std::has_single_bit(unit_bytes)) mode_.alignment_bytes = unit_bytes;
+  }
+  Status TakeMemory();
+  static uint64_t TablesBytes(uint32_t queue_depth) {
+    return queue_depth * (sizeof(Request) + sizeof(IoRequest) + 2 * sizeof(IoCompletion) + sizeof(uint32_t));
+  }
+
+  const IoMode& mode() const { return mode_; }
+  void RegisterMemory(std::span<const iovec> regions) {
+    file_->RegisterMemory(regions);
+    mode_.notes = file_->mode().notes;
+  }
+  BlockFile& file() { return *file_; }
+  const BlockFile& file() const { return *file_; }
+  uint64_t size_bytes() const { return uint64_t{units_.n_units()} * unit_bytes_; }
+  Result<size_t> Submit(std::span<const IoRequest> requests);
+  Result<size_t> Complete(std::span<IoCompletion> completions, size_t at_least);
+  void Discard(uint64_t offset_bytes, uint64_t size_bytes);
+  Status Grow(uint64_t size_bytes) {
+    if (size_bytes <= this->size_bytes()) return Status::Ok();
+    const uint32_t n_units = NumUnits(size_bytes, unit_bytes_);
+    if (n_units > 0) return units_.Grow(n_units);
+    return {StatusCode::kInvalidArgument,
+            fmt::format("a file that is encrypted cannot have {} in units of {} bytes",
+                        FormatBytes(size_bytes), unit_bytes_)};
+  }
+  Status VisitState(StateVisitor& visitor) {
+    KVRUN_CHECK(n_done_ == n_in_flight_);
+    return units_.VisitState(visitor);
+  }
+
+ private:
+  // Where something goes on, in segments.
+  struct Cursor {
+    std::span<const iovec> segments;
+    uint64_t at = 0;  // in the first
+
+    // visit(piece), of the next n_bytes.
+    template <typename Visit>
+    void Take(uint64_t n_bytes, const Visit& visit) {
+      while (n_bytes > 0) {
+        const iovec& segment = segments.front();
+        const uint64_t n = std::min(n_bytes, segment.iov_len - at);
+        if (n > 0) visit(std::span(static_cast<std::byte*>(segment.iov_base) + at, n));
+        n_bytes -= n;
+        at += n;
+        if (at < segment.iov_len) continue;
+        segments = segments.subspan(1);
+        at = 0;
+      }
+    }
+    // The next n_bytes, where they lie in one piece; they are not taken.
+    std::span<std::byte> Next(uint64_t n_bytes) {
+      while (at == segments.front().iov_len) {
+        segments = segments.subspan(1);
+        at = 0;
+      }
+      const iovec& segment = segments.front();
+      if (segment.iov_len - at < n_bytes) return {};
+      return {static_cast<std::byte*>(segment.iov_base) + at, n_bytes};
+    }
+  };
+
+  // A part of it at a time is in flight below.
+  struct Request {
+    bool is_used = false;
+    IoKind kind = IoKind::kRead;
+    uint64_t tag = 0;
+    int error_number = 0;     // of units that do not open
+    uint32_t first_unit = 0;  // of all of it
+    uint32_t next_unit = 0;   // behind the part
+    uint32_t end_unit = 0;
+    Cursor given;  // behind the part
+    uint32_t part_unit = 0;
+    uint32_t n_segments = 0;  // of the part
+    uint32_t buffer = 0;      // of a write
+    iovec segments[kMaxIoSegments];
+  };
+
+  // Answers the error number where there is nothing to be done: 0 where nothing was asked for.
+  std::optional<int> Begin(Request& request, const IoRequest& given);
+  // Its next part, or its end; a write may have to wait for a buffer.
+  void GoOn(Request& request);
+  void ReadPart(Request& request);
+  void WritePart(Request& request);
+  bool SealPart(Request& request, std::span<std::byte> buffer);
+  void OpenPart(Request& request);
+  void OnPart(Request& request, int error_number);
+  void Queue(Request& request, uint32_t n_units);
+  void Finish(Request& request, int error_number);
+  void ServeWaiting();
+  Status Send();
+  Status Reap(size_t at_least);
+  uint32_t IndexOf(const Request& request) const {
+    return static_cast<uint32_t>(&request - requests_.data());
+  }
+
+  struct FreeMemory {
+    void operator()(std::byte* memory) const { operator delete[](memory, kMemoryAlignment); }
+  };
+
+  const uint32_t unit_bytes_;
+  SealedUnits units_;
+  IoMode mode_;
+  std::unique_ptr<std::byte[], FreeMemory> memory_;
+  std::byte* scratch_ = nullptr;  // a unit of it
+  std::vector<uint32_t> free_buffers_;
+  std::vector<Request> requests_;
+  std::vector<IoRequest> queued_;  // for the file below
+  uint32_t n_queued_ = 0;
+  std::vector<IoCompletion> done_;  // a ring
+  uint32_t done_begin_ = 0;
+  uint32_t n_done_ = 0;
+  uint32_t n_in_flight_ = 0;  // also done, and not handed out
+  std::vector<IoCompletion> completions_;
+  std::vector<uint32_t> waiting_;  // a ring: writes that have no buffer yet
+  uint32_t waiting_begin_ = 0;
+  uint32_t n_waiting_ = 0;
+  Status failure_;
+  std::unique_ptr<BlockFile> file_;  // the first to go: requests in flight use the members above
+};
+
+Status SealedFile::Impl::TakeMemory() {
+  const uint64_t n_bytes = MemoryUnits(unit_bytes_, mode_.queue_depth) * unit_bytes_;
+  memory_.reset(new (kMemoryAlignment, std::nothrow) std::byte[n_bytes]);
+  if (memory_ == nullptr) {
+    return {StatusCode::kOutOfMemory,
+            fmt::format("there is not enough memory for what is encrypted, which needs {}",
+                        FormatBytes(n_bytes))};
+  }
+  const uint32_t n_buffers = std::min(mode_.queue_depth, kMostBuffers);
+  scratch_ = memory_.get() + n_bytes - unit_bytes_;
+  for (uint32_t i = n_buffers; i > 0; --i) free_buffers_.push_back(i - 1);
+  const iovec region{memory_.get(), n_bytes - unit_bytes_};
+  RegisterMemory({&region, 1});
+  return Status::Ok();
+}
+
+std::optional<int> SealedFile::Impl::Begin(Request& request, const IoRequest& given) {
+  request.kind = given.kind;
+  request.tag = given.tag;
+  request.error_number = 0;
+  request.first_unit = request.next_unit = request.end_unit = 0;
+  request.given = {given.segments, 0};
+  if (given.segments.size() > kMaxIoSegments || given.offset % unit_bytes_ != 0) return EINVAL;
+  uint64_t n_bytes = 0;
+  for (const iovec& segment : given.segments) {
+    const auto address = reinterpret_cast<uintptr_t>(segment.iov_base);
+    if (segment.iov_len % mode_.alignment_bytes != 0) return EINVAL;
+    if (segment.iov_len != 0 && address % mode_.alignment_bytes != 0) return EINVAL;
+    n_bytes = SaturatingSum({n_bytes, segment.iov_len});
+  }
+  if (n_bytes == 0) return 0;
+  if (n_bytes % unit_bytes_ != 0) return EINVAL;
+  if (given.offset > size_bytes() || n_bytes > size_bytes() - given.offset)
+    return given.kind == IoKind::kWrite ? EINVAL : ENODATA;
+  request.first_unit = request.next_unit = static_cast<uint32_t>(given.offset / unit_bytes_);
+  request.end_unit = request.first_unit + static_cast<uint32_t>(n_bytes / unit_bytes_);
+  return std::nullopt;
+}
+
+void SealedFile::Impl::GoOn(Request& request) {
+  if (request.kind == IoKind::kRead) return ReadPart(request);
+  if (request.next_unit == request.end_unit) return Finish(request, 0);
+  if (!free_buffers_.empty() && n_waiting_ == 0) return WritePart(request);
+  waiting_[(waiting_begin_ + n_waiting_++) % waiting_.size()] = IndexOf(request);
+}
+
+void SealedFile::Impl::Queue(Request& request, uint32_t n_units) {
+  request.part_unit = request.next_unit;
+  request.next_unit += n_units;
+  IoRequest& part = queued_[n_queued_++];
+  part.kind = request.kind;
+  part.offset = uint64_t{request.part_unit} * unit_bytes_;
+  part.tag = IndexOf(request);
+  part.segments = std::span(request.segments).first(request.n_segments);
+}
+
+// The next units that are there; of those that are not, zeros are read.
+void SealedFile::Impl::ReadPart(Request& request) {
+  while (request.next_unit < request.end_unit && !units_.IsThere(request.next_unit)) {
+    request.given.Take(unit_bytes_,
+                       [](std::span<std::byte> memory) { std::memset(memory.data(), 0, memory.size()); });
+    ++request.next_unit;
+  }
+  if (request.next_unit == request.end_unit) return Finish(request, request.error_number);
+  uint32_t end = request.next_unit + 1;
+  while (end < request.end_unit && units_.IsThere(end)) ++end;
+  const uint32_t n_units = end - request.next_unit;
+  request.n_segments = 0;
+  request.given.Take(uint64_t{n_units} * unit_bytes_, [&](std::span<std::byte> memory) {
+    request.segments[request.n_segments++] = {memory.data(), memory.size()};
+  });
+  Queue(request, n_units);
+}
+
+void SealedFile::Impl::OpenPart(Request& request) {
+  Cursor cursor{std::span(request.segments).first(request.n_segments), 0};
+  for (uint32_t unit = request.part_unit; unit < request.next_unit; ++unit) {
+    const std::span<std::byte> in_place = cursor.Next(unit_bytes_);
+    if (!in_place.empty()) {
+      if (!units_.Open(unit, in_place).ok()) request.error_number = EBADMSG;
+      cursor.Take(unit_bytes_, [](std::span<std::byte>) {});
+      continue;
+    }
+    std::byte* at = scratch_;
+    Cursor from = cursor;
+    from.Take(unit_bytes_, [&](std::span<std::byte> memory) {
+      std::memcpy(at, memory.data(), memory.size());
+      at += memory.size();
+    });
+    if (!units_.Open(unit, {scratch_, unit_bytes_}).ok()) request.error_number = EBADMSG;
+    at = scratch_;
+    cursor.Take(unit_bytes_, [&](std::span<std::byte> memory) {
+      std::memcpy(memory.data(), at, memory.size());
+      at += memory.size();
+    });
+  }
+}
+
+// With a buffer that is free.
+void SealedFile::Impl::WritePart(Request& request) {
+  request.buffer = free_buffers_.back();
+  free_buffers_.pop_back();
+  const uint32_t n_units = std::min(UnitsOfBuffer(unit_bytes_), request.end_unit - request.next_unit);
+  const uint64_t buffer_bytes = uint64_t{UnitsOfBuffer(unit_bytes_)} * unit_bytes_;
+  const std::span<std::byte> buffer(memory_.get() + request.buffer * buffer_bytes,
+                                    uint64_t{n_units} * unit_bytes_);
+  if (!SealPart(request, buffer)) {
+    free_buffers_.push_back(request.buffer);
+    return Finish(request, EIO);
+  }
+  request.segments[0] = {buffer.data(), buffer.size()};
+  request.n_segments = 1;
+  Queue(request, n_units);
+}
+
+bool SealedFile::Impl::SealPart(Request& request, std::span<std::byte> buffer) {
+  for (uint32_t unit = request.next_unit; !buffer.empty(); ++unit, buffer = buffer.subspan(unit_bytes_)) {
+    const std::span<std::byte> sealed = buffer.first(unit_bytes_);
+    std::span<const std::byte> plain = request.given.Next(unit_bytes_);
+    std::byte* at = sealed.data();
+    request.given.Take(unit_bytes_, [&](std::span<std::byte> memory) {
+      if (plain.empty()) std::memcpy(at, memory.data(), memory.size());
+      at += memory.size();
+    });
+    if (plain.empty()) plain = sealed;
+    if (!units_.Seal(unit, plain, sealed).ok()) return false;
+  }
+  return true;
+}
+
+void SealedFile::Impl::OnPart(Request& request, int error_number) {
+  if (request.kind == IoKind::kWrite) free_buffers_.push_back(request.buffer);
+  if (error_number != 0) return Finish(request, error_number);
+  if (request.kind == IoKind::kRead) OpenPart(request);
+  GoOn(request);
+}
+
+void SealedFile::Impl::ServeWaiting() {
+  while (n_waiting_ > 0 && !free_buffers_.empty()) {
+    Request& request = requests_[waiting_[waiting_begin_]];
+    waiting_begin_ = (waiting_begin_ + 1) % static_cast<uint32_t>(waiting_.size());
+    --n_waiting_;
+    WritePart(request);
+  }
+}
+
+void SealedFile::Impl::Finish(Request& request, int error_number) {
+  if (request.kind == IoKind::kWrite && error_number != 0)
+    units_.Forget(request.first_unit, request.end_unit);
+  done_[(done_begin_ + n_done_) % done_.size()] = {request.tag, error_number};
+  ++n_done_;
+  request.is_used = false;
+}
+
+Status SealedFile::Impl::Send() {
+  if (n_queued_ == 0) return Status::Ok();
+  const size_t n_queued = std::exchange(n_queued_, 0);
+  auto taken = file_->Submit(std::span(queued_).first(n_queued));
+  if (taken.ok() && *taken != n_queued) {
+    taken = Status(StatusCode::kInternal, "the KV cache's file takes fewer requests than it says");
+  }
+  return failure_ = taken.status();
+}
+
+Result<size_t> SealedFile::Impl::Submit(std::span<const IoRequest> requests) {
+  KVRUN_RETURN_IF_ERROR(failure_);
+  size_t n_taken = 0;
+  for (const IoRequest& given : requests) {
+    if (n_in_flight_ == mode_.queue_depth) break;
+    const auto free =
+        std::find_if(requests_.begin(), requests_.end(), [](const Request& one) { return !one.is_used; });
+    KVRUN_CHECK(free != requests_.end());
+    free->is_used = true;
+    ++n_in_flight_;
+    ++n_taken;
+    if (const auto error = Begin(*free, given)) {
+      Finish(*free, *error);
+    } else {
+      GoOn(*free);
+    }
+  }
+  KVRUN_RETURN_IF_ERROR(Send());
+  return n_taken;
+}
+
+Status SealedFile::Impl::Reap(size_t at_least) {
+  const auto n_answers = file_->Complete(completions_, at_least);
+  if (!n_answers.ok()) return failure_ = n_answers.status();
+  for (const IoCompletion& completion : std::span(completions_).first(*n_answers))
+    OnPart(requests_[completion.tag], completion.error_number);
+  ServeWaiting();
+  return Send();
+}
+
+Result<size_t> SealedFile::Impl::Complete(std::span<IoCompletion> completions, size_t at_least) {
+  KVRUN_RETURN_IF_ERROR(failure_);
+  const auto wanted = static_cast<uint32_t>(std::min<size_t>({at_least, completions.size(), n_in_flight_}));
+  do {
+    KVRUN_RETURN_IF_ERROR(Reap(wanted > n_done_ ? wanted - n_done_ : 0));
+  } while (n_done_ < wanted);
+  const auto n_out = static_cast<uint32_t>(std::min<size_t>(completions.size(), n_done_));
+  for (uint32_t i = 0; i < n_out; ++i) completions[i] = done_[(done_begin_ + i) % done_.size()];
+  done_begin_ = static_cast<uint32_t>((done_begin_ + n_out) % done_.size());
+  n_done_ -= n_out;
+  n_in_flight_ -= n_out;
+  return n_out;
+}
+
+void SealedFile::Impl::Discard(uint64_t offset_bytes, uint64_t size_bytes) {
+  const uint64_t end_bytes = SaturatingSum({offset_bytes, size_bytes});
+  const uint64_t first = CeilDiv<uint64_t>(offset_bytes, unit_bytes_);
+  const uint64_t end = std::min<uint64_t>(end_bytes / unit_bytes_, units_.n_units());
+  if (first >= end) return;
+  units_.Forget(static_cast<uint32_t>(first), static_cast<uint32_t>(end));
+  file_->Discard(first * unit_bytes_, (end - first) * unit_bytes_);
+}
+
+Result<std::unique_ptr<SealedFile>> SealedFile::Create(std::unique_ptr<BlockFile> file, const SecretKey& key,
+                                                       uint64_t size_bytes, uint32_t unit_bytes,
+                                                       uint32_t number) {
+  const uint32_t alignment_bytes = std::max(file->mode().alignment_bytes, kAlignmentBytes);
+  const uint32_t n_units = NumUnits(size_bytes, unit_bytes);
+  if (n_units == 0 || unit_bytes % alignment_bytes != 0) {
+    return Status(
+        StatusCode::kInvalidArgument,
+        fmt::format("a file that is encrypted cannot have {} bytes in units of {}: those must be a multiple "
+                    "of {}",
+                    size_bytes, unit_bytes, alignment_bytes));
+  }
+  KVRUN_ASSIGN_OR_RETURN(SealedUnits units, SealedUnits::Create(key, n_units, unit_bytes, number));
+  auto impl = std::make_unique<Impl>(std::move(file), std::move(units), unit_bytes);
+  KVRUN_RETURN_IF_ERROR(impl->TakeMemory());
+  return std::unique_ptr<SealedFile>(new SealedFile(std::move(impl)));
+}
+
+SealedFile::SealedFile(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+SealedFile::~SealedFile() = default;
+
+uint64_t SealedFile::MemoryBytes(uint64_t size_bytes, uint32_t unit_bytes, uint32_t queue_depth) {
+  const uint32_t n_units = NumUnits(size_bytes, unit_bytes);
+  if (n_units == 0) return 0;
+  return SaturatingSum({sizeof(Impl), Impl::TablesBytes(queue_depth), SealedUnits::MemoryBytes(n_units),
+                        MemoryUnits(unit_bytes, queue_depth) * unit_bytes});
+}
+
+const IoMode& SealedFile::mode() const { return impl_->mode(); }
+Result<size_t> SealedFile::Submit(std::span<const IoRequest> requests) { return impl_->Submit(requests); }
+Result<size_t> SealedFile::Complete(std::span<IoCompletion> completions, size_t at_least) {
+  return impl_->Complete(completions, at_least);
+}
+Status SealedFile::Reserve(uint64_t size_bytes) {
+  KVRUN_RETURN_IF_ERROR(impl_->file().Reserve(size_bytes));
+  return impl_->Grow(size_bytes);
+}
+void SealedFile::RegisterMemory(std::span<const iovec> regions) { impl_->RegisterMemory(regions); }
+Status SealedFile::Sync() { return impl_->file().Sync(); }
+void SealedFile::Discard(uint64_t offset_bytes, uint64_t size_bytes) {
+  impl_->Discard(offset_bytes, size_bytes);
+}
+void SealedFile::DropCache() { impl_->file().DropCache(); }
+IoCounters SealedFile::counters() const { return impl_->file().counters(); }
+Status SealedFile::VisitState(StateVisitor& visitor) { return impl_->VisitState(visitor); }
+
+}  // namespace kvrun
