@@ -7,11 +7,11 @@
 
 namespace kvrun::capi {
 
-// Null: the defaults.
 // `path`: session_key_path; "auto": the user's own, which is made where it is missing.
 Result<std::shared_ptr<const SecretKey>> ReadSessionKey(const std::string& path);
 std::string SessionKeyPath(const std::string& path);
 
+// Null: the defaults.
 Result<SessionOptions> ReadSessionOptions(const kvrun_session_options* given);
 
 }  // namespace kvrun::capi
