@@ -17,9 +17,11 @@
 #include "apps/kvrun/commands.h"
 #include "apps/kvrun/documents.h"
 #include "apps/kvrun/generation.h"
+#include "apps/kvrun/kept_documents.h"
 #include "apps/kvrun/long_document.h"
 #include "apps/kvrun/long_parts.h"
 #include "apps/kvrun/report.h"
+#include "apps/kvrun/session_files.h"
 #include "apps/kvrun/token_json.h"
 
 namespace kvrun::cli {
@@ -41,6 +43,7 @@ struct RunOptions {
   PromptForm form;
   LongDocuments long_documents;
   bool chat = false;
+  uint64_t keep_bytes = 0;  // of documents; 0: none is kept but by --session
   bool json_lines = false;  // shared.json too, then: the last line is what --json says
   const OptionSet* set = nullptr;
 
@@ -111,24 +114,65 @@ class PromptRunner {
   PromptRunner(const RunOptions& options, const Model& model)
       : options_(options),
         model_(model),
+        shared_(options.shared),
         space_(SpaceForPrompt(LargestContext(model, options.shared), options.generation.values.max_tokens)),
         progress_(ProgressModeOf(options.shared)) {}
 
   int Run() {
     const uint32_t n_ctx = MakePrompt();
-    SessionPlan plan = PlanSession(model_, options_.shared, 1, n_ctx, options_.generation.values.seed);
-    const LoadedEngine loaded = LoadEngine(model_, options_.shared, &progress_);
-    const Session session = StartSession(loaded, options_.shared, &plan, &progress_);
+    ChooseDocument();
+    SessionPlan plan = PlanSession(model_, shared_, 1, n_ctx, options_.generation.values.seed);
+    const LoadedEngine loaded = LoadEngine(model_, shared_, &progress_);
+    const Session session = Start(loaded, n_ctx, &plan);
     if (parts_.size() > 1) AskAll(session);
-    if (Read(session) >= kFewTokens) Keep(session);  // whatever becomes of the answer
+    // Whatever becomes of the answer. What nobody named waits for it.
+    if (Read(session) >= kFewTokens && document_.empty()) Keep(session);
     const Answer answer = Generated(session);
-    const bool is_kept = Keep(session);
+    const bool is_kept = document_.empty() ? Keep(session) : KeepDocument(session);
     Report(options_, model_, session, loaded.info, prompt_, answer);
     if (answer.finish == KVRUN_FINISH_CANCELLED) return kExitInterrupted;
     return is_kept ? 0 : kExitFailure;
   }
 
  private:
+  // Where the prompt is kept if nobody says where.
+  void ChooseDocument() {
+    const bool is_one_text = !options_.files.empty() && parts_.size() <= 1;
+    if (options_.keep_bytes == 0 || !shared_.session.empty() || !is_one_text) return;
+    document_ = DocumentSession(shared_, prompt_.ids);
+    if (document_.empty()) return;
+    is_first_document_ = !HasDocuments();
+    shared_.session = document_;
+    shared_.session_key = "auto";
+  }
+
+  // What is kept of a document may be in use, or not suit the options: then it is read as if it were not
+  // there.
+  Session Start(const LoadedEngine& loaded, uint32_t n_ctx, SessionPlan* plan) {
+    if (document_.empty()) return StartSession(loaded, shared_, plan, &progress_);
+    try {
+      return StartSession(loaded, shared_, plan, &progress_);
+    } catch (const Failure& failure) {
+      if (!shared_.quiet) PrintMessage(fmt::format("note: the document is not kept: {}", failure.what()));
+    }
+    document_.clear();
+    shared_ = options_.shared;
+    *plan = PlanSession(model_, shared_, 1, n_ctx, options_.generation.values.seed);
+    return StartSession(loaded, shared_, plan, &progress_);
+  }
+
+  // Whatever becomes of it, the answer was given.
+  bool KeepDocument(const Session& session) const {
+    if (Keep(session) && is_first_document_ && !shared_.quiet) {
+      PrintMessage(
+          "note: what was read is kept for the next question about it, encrypted with a key of your own; "
+          "kvrun sessions "
+          "lists it, and --keep 0 leaves it out");
+    }
+    PruneDocuments(options_.keep_bytes, document_);
+    return true;
+  }
+
   // The answer is the context that it needs.
   uint32_t MakePrompt() {
     std::vector<Document> documents = ReadDocuments(options_.files);
@@ -150,7 +194,8 @@ class PromptRunner {
     const uint32_t n_ctx =
         ChooseContext(model_, options_.shared, prompt_.ids.size(), options_.generation.values.max_tokens,
                       "the prompt", documents.empty() ? "" : kLongHint);
-    if (options_.shared.session.empty() || options_.shared.ctx != 0) return n_ctx;
+    const bool is_kept = !shared_.session.empty() || options_.keep_bytes > 0;
+    if (!is_kept || options_.shared.ctx != 0) return n_ctx;
     // What is kept may be a longer text's later, and short contexts have smaller windows.
     constexpr uint32_t kLeastKeptContext = 1024;
     return std::max(n_ctx, std::min(kLeastKeptContext, kvrun_model_context_train(model_.get())));
@@ -229,6 +274,9 @@ class PromptRunner {
 
   const RunOptions& options_;
   const Model& model_;
+  SharedOptions shared_;  // with the session that was chosen
+  std::string document_;  // that session; empty: none was chosen
+  bool is_first_document_ = false;
   const PromptSpace space_;
   Progress progress_;
   SentPrompt prompt_;
@@ -292,6 +340,15 @@ Command AddRunCommand(CLI::App* program) {
   AddGenerationOptions(set.get(), &options->generation, kDefaultMaxTokens);
   AddEngineOptions(set.get(), &options->shared);
   AddKeptSessionOption(set.get(), &options->shared);
+  set->Checked(
+      "--keep", "BYTES",
+      "keep long documents of -f, encrypted with a key of your own, and read of one that was read before "
+      "only "
+      "what differs and the question; at most 20G, 500M and so on in all, the least recently used go first "
+      "(default 0: nothing is kept without --session)",
+      [options = options.get()](const std::string& source, const std::string& value) {
+        options->keep_bytes = ParseBytes(source, value);
+      });
   AddReportOptions(set.get(), &options->shared);
   set->CheckedFlag("--json-lines",
                    "a JSON line for each token as it comes, and at the end the object of --json",

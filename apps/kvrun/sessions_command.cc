@@ -1,14 +1,10 @@
 // kvrun sessions: what is kept, and what is done with it.
 #include <fmt/format.h>
 
-#include <cctype>
-#include <cmath>
 #include <cstdlib>
-#include <cstring>
 #include <ctime>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "apps/common/api.h"
@@ -22,6 +18,7 @@
 #include "apps/common/shared_options.h"
 #include "apps/kvrun/commands.h"
 #include "apps/kvrun/report.h"
+#include "apps/kvrun/session_files.h"
 
 namespace kvrun::cli {
 namespace {
@@ -79,30 +76,6 @@ std::string LineOf(const Json& session) {
   return line + fmt::format("  {}: {}\n", FieldOf(session, "model"), words.substr(0, 70));
 }
 
-// "500M", "20G", "20GiB", "1.5T"; K, M, G and T are of 1,024.
-uint64_t ParseBytes(const std::string& source, const std::string& text) {
-  char* end = nullptr;
-  const double number = std::strtod(text.c_str(), &end);
-  std::string unit(end);
-  for (const char* ending : {"iB", "B"}) {
-    if (unit.ends_with(ending)) unit.resize(unit.size() - std::strlen(ending));
-  }
-  constexpr std::string_view kUnits = "KMGT";
-  const size_t found = unit.empty() ? 0 : kUnits.find(static_cast<char>(std::toupper(unit.front())));
-  const auto power = static_cast<int>(unit.empty() ? 0 : found + 1);
-  const bool is_number = end != text.c_str() && number >= 0.0 && std::isfinite(number);
-  if (!is_number || unit.size() > 1 || found == kUnits.npos || std::ldexp(number, 10 * power) > 0x1p62) {
-    throw UsageError(fmt::format("{}: \"{}\" is no number of bytes such as 500M or 20G", source, text));
-  }
-  return static_cast<uint64_t>(std::ldexp(number, 10 * power));
-}
-
-Json AllSessions() {
-  char* text = nullptr;
-  Check(kvrun_sessions_json(nullptr, &text));
-  return TakeJson(text);
-}
-
 Json SessionInfoOf(const SessionsOptions& options, const std::string& name) {
   char* text = nullptr;
   Check(kvrun_sessions_info_with_key_json(name.c_str(), options.key.c_str(), &text));
@@ -128,29 +101,13 @@ void Remove(const SessionsOptions& options, const std::string& name) {
   if (!options.shared.quiet) PrintMessage("removed the session " + name);
 }
 
-// The least recently used go, until no more than so many bytes are left. One that is in use stays.
-void Prune(const SessionsOptions& options, uint64_t most_bytes) {
-  uint64_t bytes = 0;
-  for (const Json& session : AllSessions()) {  // the last used first
-    bytes += session.value("bytes", uint64_t{0});
-    if (bytes <= most_bytes) continue;
-    const std::string path = session.value("path", std::string());
-    if (kvrun_sessions_remove(path.c_str()) != KVRUN_OK) {
-      PrintMessage(fmt::format("note: {} stays: {}", FieldOf(session, "name"), kvrun_last_error()));
-      continue;
-    }
-    bytes -= session.value("bytes", uint64_t{0});
-    if (!options.shared.quiet) PrintMessage("removed the session " + FieldOf(session, "name"));
-  }
-}
-
 int Sessions(const SessionsOptions& options, uint64_t most_bytes) {
   if (!options.copy.empty() || !options.to.empty()) {
     if (options.copy.empty() || options.to.empty()) throw UsageError("--copy NAME goes with --to NAME");
     Check(kvrun_sessions_copy(options.copy.c_str(), options.to.c_str()));
   }
   for (const std::string& name : options.remove) Remove(options, name);
-  if (!options.prune.empty()) Prune(options, most_bytes);
+  if (!options.prune.empty()) PruneSessions(AllSessions(), most_bytes, options.shared.quiet);
   if (options.wipe) Wipe(options);
   Json sessions = Json::array();
   for (const std::string& name : options.show) sessions.push_back(SessionInfoOf(options, name));

@@ -46,8 +46,15 @@ void StaticChoice::ScoreStream(uint32_t head, uint32_t end, std::span<const floa
 void StaticChoice::KeepLargest(std::span<const float> scores, uint32_t begin, uint32_t n,
                                std::vector<uint32_t>* kept) {
   const auto end = static_cast<uint32_t>(scores.size());
-  order_.resize(end - std::min(begin, end));
-  std::iota(order_.begin(), order_.end(), begin);
+  // What has no score is many entries, where a prompt has attended to a part of the text.
+  order_.clear();
+  for (uint32_t position = begin; position < end; ++position) {
+    if (scores[position] > 0.0F) order_.push_back(position);
+  }
+  if (order_.size() < n) {
+    order_.resize(end - std::min(begin, end));
+    std::iota(order_.begin(), order_.end(), begin);
+  }
   n = std::min(n, static_cast<uint32_t>(order_.size()));
   std::partial_sort(order_.begin(), order_.begin() + n, order_.end(), [&](uint32_t a, uint32_t b) {
     return scores[a] != scores[b] ? scores[a] > scores[b] : a > b;
