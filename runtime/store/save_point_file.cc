@@ -13,6 +13,7 @@
 #include "platform/base/check.h"
 #include "platform/base/saturating.h"
 #include "platform/base/units.h"
+#include "runtime/store/parted_requests.h"
 #include "runtime/store/save_point_places.h"
 
 namespace kvrun {
@@ -36,16 +37,16 @@ uint32_t CountUnits(uint64_t size_bytes, uint32_t unit_bytes) {
 class SavePointFile::Impl {
  public:
   Impl(std::unique_ptr<BlockFile> file, uint32_t n_units, uint32_t unit_bytes)
-      : unit_bytes_(unit_bytes), places_(n_units), mode_(file->mode()), file_(std::move(file)) {
+      : unit_bytes_(unit_bytes),
+        places_(n_units),
+        mode_(file->mode()),
+        requests_(mode_.queue_depth),
+        file_(std::move(file)) {
     mode_.alignment_bytes = std::max(mode_.alignment_bytes, kAlignmentBytes);
-    requests_.resize(mode_.queue_depth);
-    queued_.resize(mode_.queue_depth);
-    done_.resize(mode_.queue_depth);
-    completions_.resize(mode_.queue_depth);
   }
 
   static uint64_t TablesBytes(uint32_t queue_depth) {
-    return queue_depth * (sizeof(Request) + sizeof(IoRequest) + 2 * sizeof(IoCompletion));
+    return PartedRequests<Request>::MemoryBytes(queue_depth);
   }
 
   const IoMode& mode() const { return mode_; }
@@ -69,6 +70,7 @@ class SavePointFile::Impl {
   // A part of it at a time is in flight below: what lies together.
   struct Request {
     bool is_used = false;
+    uint64_t tag = 0;
     IoRequest given;  // its offset: where what is left begins
     uint64_t left_bytes = 0;
     uint32_t segment = 0;  // where it begins in memory
@@ -84,8 +86,6 @@ class SavePointFile::Impl {
   template <typename Visit>
   void Advance(Request& request, uint64_t n_bytes, const Visit& visit);
   bool QueuePart(Request& request);
-  Status Send();
-  Status Reap(size_t at_least);
   void Finish(Request& request, int error_number);
   SavePointPlaces::VisitRun DiscardBelow();
   Status CheckEnd(uint32_t number);
@@ -93,17 +93,9 @@ class SavePointFile::Impl {
   const uint32_t unit_bytes_;
   SavePointPlaces places_;
   IoMode mode_;
-  std::vector<Request> requests_;
-  std::vector<IoRequest> queued_;  // for the file below
-  uint32_t n_queued_ = 0;
-  std::vector<IoCompletion> done_;  // a ring
-  uint32_t done_begin_ = 0;
-  uint32_t n_done_ = 0;
-  uint32_t n_in_flight_ = 0;  // also done, and not handed out
-  std::vector<IoCompletion> completions_;
+  PartedRequests<Request> requests_;
   bool is_synced_ = true;
   bool is_shown_synced_ = true;
-  Status failure_;
   std::unique_ptr<BlockFile> file_;  // the first to go: requests in flight use the members above
 };
 
@@ -175,10 +167,9 @@ bool SavePointFile::Impl::QueuePart(Request& request) {
   }
   if (request.left_bytes == 0) return false;
   uint32_t place = places_.PlaceOf(unit);
-  IoRequest& part = queued_[n_queued_++];
+  IoRequest& part = requests_.Queue(request);
   part.kind = request.given.kind;
   part.offset = uint64_t{place} * unit_bytes_ + at_in_unit;
-  part.tag = static_cast<uint64_t>(&request - requests_.data());
   uint64_t n_bytes = std::min(request.left_bytes, unit_bytes_ - at_in_unit);
   while (n_bytes < request.left_bytes && places_.PlaceOf(++unit) == ++place &&
          (part.kind == IoKind::kWrite || places_.IsThere(unit))) {
@@ -193,74 +184,30 @@ bool SavePointFile::Impl::QueuePart(Request& request) {
 void SavePointFile::Impl::Finish(Request& request, int error_number) {
   // What a write that failed has left there is no unit.
   if (error_number != 0) places_.Discard(request.first_unit, request.end_unit, [](uint32_t, uint32_t) {});
-  done_[(done_begin_ + n_done_) % done_.size()] = {request.given.tag, error_number};
-  ++n_done_;
-  request.is_used = false;
-}
-
-Status SavePointFile::Impl::Send() {
-  if (n_queued_ == 0) return Status::Ok();
-  const size_t n_queued = std::exchange(n_queued_, 0);
-  auto taken = file_->Submit(std::span(queued_).first(n_queued));
-  if (taken.ok() && *taken != n_queued) {
-    taken = Status(StatusCode::kInternal, "the KV cache's file takes fewer requests than it says");
-  }
-  return failure_ = taken.status();
+  requests_.Finish(request, error_number);
 }
 
 Result<size_t> SavePointFile::Impl::Submit(std::span<const IoRequest> requests) {
-  KVRUN_RETURN_IF_ERROR(failure_);
-  size_t n_taken = 0;
-  for (const IoRequest& given : requests) {
-    if (n_in_flight_ == mode_.queue_depth) break;
-    const auto free =
-        std::find_if(requests_.begin(), requests_.end(), [](const Request& one) { return !one.is_used; });
-    KVRUN_CHECK(free != requests_.end());
-    free->is_used = true;
-    free->given = given;
-    ++n_in_flight_;
-    ++n_taken;
-    if (const auto error = Begin(*free)) {
-      Finish(*free, *error);
-    } else if (!QueuePart(*free)) {
-      Finish(*free, 0);
+  return requests_.Submit(*file_, requests, [this](Request& request, const IoRequest& given) {
+    request.given = given;
+    if (const auto error = Begin(request)) {
+      Finish(request, *error);
+    } else if (!QueuePart(request)) {
+      Finish(request, 0);
     }
-  }
-  KVRUN_RETURN_IF_ERROR(Send());
-  return n_taken;
-}
-
-Status SavePointFile::Impl::Reap(size_t at_least) {
-  const auto n_answers = file_->Complete(completions_, at_least);
-  if (!n_answers.ok()) return failure_ = n_answers.status();
-  for (const IoCompletion& completion : std::span(completions_).first(*n_answers)) {
-    Request& request = requests_[completion.tag];
-    if (completion.error_number != 0 || request.left_bytes == 0 || !QueuePart(request)) {
-      Finish(request, completion.error_number);
-    }
-  }
-  return Send();
+  });
 }
 
 Result<size_t> SavePointFile::Impl::Complete(std::span<IoCompletion> completions, size_t at_least) {
-  KVRUN_RETURN_IF_ERROR(failure_);
-  const auto wanted = static_cast<uint32_t>(std::min<size_t>({at_least, completions.size(), n_in_flight_}));
-  do {
-    KVRUN_RETURN_IF_ERROR(Reap(wanted > n_done_ ? wanted - n_done_ : 0));
-  } while (n_done_ < wanted);
-  const auto n_out = static_cast<uint32_t>(std::min<size_t>(completions.size(), n_done_));
-  for (uint32_t i = 0; i < n_out; ++i) {
-    completions[i] = done_[done_begin_];
-    done_begin_ = static_cast<uint32_t>((done_begin_ + 1) % done_.size());
-  }
-  n_done_ -= n_out;
-  n_in_flight_ -= n_out;
-  return size_t{n_out};
+  const auto on_part = [this](Request& request, int error_number) {
+    if (error_number != 0 || request.left_bytes == 0 || !QueuePart(request)) Finish(request, error_number);
+  };
+  return requests_.Complete(*file_, completions, at_least, on_part, [] {});
 }
 
 Status SavePointFile::Impl::Sync() {
-  KVRUN_CHECK(n_done_ == n_in_flight_);
-  KVRUN_RETURN_IF_ERROR(failure_);
+  KVRUN_CHECK(requests_.are_done());
+  KVRUN_RETURN_IF_ERROR(requests_.failure());
   KVRUN_RETURN_IF_ERROR(file_->Sync());
   is_synced_ = true;
   return Status::Ok();
@@ -281,7 +228,7 @@ void SavePointFile::Impl::Discard(uint64_t offset_bytes, uint64_t size_bytes) {
 }
 
 Status SavePointFile::Impl::VisitState(StateVisitor& visitor, uint32_t number) {
-  KVRUN_CHECK(n_done_ == n_in_flight_);
+  KVRUN_CHECK(requests_.are_done());
   KVRUN_CHECK(!visitor.is_loading() || places_.CountUsed() == 0);
   KVRUN_RETURN_IF_ERROR(places_.VisitState(visitor, number, unit_bytes_));
   is_shown_synced_ = is_synced_;
@@ -314,7 +261,7 @@ Status SavePointFile::Impl::CheckEnd(uint32_t number) {
 }
 
 void SavePointFile::Impl::EndSave() {
-  KVRUN_CHECK(n_done_ == n_in_flight_);
+  KVRUN_CHECK(requests_.are_done());
   KVRUN_CHECK(is_shown_synced_);
   places_.EndSave(DiscardBelow());
 }

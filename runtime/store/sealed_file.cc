@@ -15,6 +15,7 @@
 #include "platform/base/check.h"
 #include "platform/base/saturating.h"
 #include "platform/base/units.h"
+#include "runtime/store/parted_requests.h"
 #include "runtime/store/sealed_units.h"
 
 namespace kvrun {
@@ -47,9 +48,6 @@ class SealedFile::Impl {
         units_(std::move(units)),
         mode_(file->mode()),
         requests_(mode_.queue_depth),
-        queued_(mode_.queue_depth),
-        done_(mode_.queue_depth),
-        completions_(mode_.queue_depth),
         waiting_(mode_.queue_depth),
         file_(std::move(file)) {
     mode_.alignment_bytes = std::max(mode_.alignment_bytes, kAlignmentBytes);
@@ -57,7 +55,7 @@ class SealedFile::Impl {
   }
   Status TakeMemory();
   static uint64_t TablesBytes(uint32_t queue_depth) {
-    return queue_depth * (sizeof(Request) + sizeof(IoRequest) + 2 * sizeof(IoCompletion) + sizeof(uint32_t));
+    return PartedRequests<Request>::MemoryBytes(queue_depth) + queue_depth * sizeof(uint32_t);
   }
 
   const IoMode& mode() const { return mode_; }
@@ -80,7 +78,7 @@ class SealedFile::Impl {
                         FormatBytes(size_bytes), unit_bytes_)};
   }
   Status VisitState(StateVisitor& visitor) {
-    KVRUN_CHECK(n_done_ == n_in_flight_);
+    KVRUN_CHECK(requests_.are_done());
     return units_.VisitState(visitor);
   }
 
@@ -144,11 +142,6 @@ class SealedFile::Impl {
   void Queue(Request& request, uint32_t n_units);
   void Finish(Request& request, int error_number);
   void ServeWaiting();
-  Status Send();
-  Status Reap(size_t at_least);
-  uint32_t IndexOf(const Request& request) const {
-    return static_cast<uint32_t>(&request - requests_.data());
-  }
 
   struct FreeMemory {
     void operator()(std::byte* memory) const { operator delete[](memory, kMemoryAlignment); }
@@ -160,18 +153,10 @@ class SealedFile::Impl {
   std::unique_ptr<std::byte[], FreeMemory> memory_;
   std::byte* scratch_ = nullptr;  // a unit of it
   std::vector<uint32_t> free_buffers_;
-  std::vector<Request> requests_;
-  std::vector<IoRequest> queued_;  // for the file below
-  uint32_t n_queued_ = 0;
-  std::vector<IoCompletion> done_;  // a ring
-  uint32_t done_begin_ = 0;
-  uint32_t n_done_ = 0;
-  uint32_t n_in_flight_ = 0;  // also done, and not handed out
-  std::vector<IoCompletion> completions_;
+  PartedRequests<Request> requests_;
   std::vector<uint32_t> waiting_;  // a ring: writes that have no buffer yet
   uint32_t waiting_begin_ = 0;
   uint32_t n_waiting_ = 0;
-  Status failure_;
   std::unique_ptr<BlockFile> file_;  // the first to go: requests in flight use the members above
 };
 
@@ -193,7 +178,6 @@ Status SealedFile::Impl::TakeMemory() {
 
 std::optional<int> SealedFile::Impl::Begin(Request& request, const IoRequest& given) {
   request.kind = given.kind;
-  request.tag = given.tag;
   request.error_number = 0;
   request.first_unit = request.next_unit = request.end_unit = 0;
   request.given = {given.segments, 0};
@@ -218,16 +202,15 @@ void SealedFile::Impl::GoOn(Request& request) {
   if (request.kind == IoKind::kRead) return ReadPart(request);
   if (request.next_unit == request.end_unit) return Finish(request, 0);
   if (!free_buffers_.empty() && n_waiting_ == 0) return WritePart(request);
-  waiting_[(waiting_begin_ + n_waiting_++) % waiting_.size()] = IndexOf(request);
+  waiting_[(waiting_begin_ + n_waiting_++) % waiting_.size()] = requests_.IndexOf(request);
 }
 
 void SealedFile::Impl::Queue(Request& request, uint32_t n_units) {
   request.part_unit = request.next_unit;
   request.next_unit += n_units;
-  IoRequest& part = queued_[n_queued_++];
+  IoRequest& part = requests_.Queue(request);
   part.kind = request.kind;
   part.offset = uint64_t{request.part_unit} * unit_bytes_;
-  part.tag = IndexOf(request);
   part.segments = std::span(request.segments).first(request.n_segments);
 }
 
@@ -324,63 +307,24 @@ void SealedFile::Impl::ServeWaiting() {
 void SealedFile::Impl::Finish(Request& request, int error_number) {
   if (request.kind == IoKind::kWrite && error_number != 0)
     units_.Forget(request.first_unit, request.end_unit);
-  done_[(done_begin_ + n_done_) % done_.size()] = {request.tag, error_number};
-  ++n_done_;
-  request.is_used = false;
-}
-
-Status SealedFile::Impl::Send() {
-  if (n_queued_ == 0) return Status::Ok();
-  const size_t n_queued = std::exchange(n_queued_, 0);
-  auto taken = file_->Submit(std::span(queued_).first(n_queued));
-  if (taken.ok() && *taken != n_queued) {
-    taken = Status(StatusCode::kInternal, "the KV cache's file takes fewer requests than it says");
-  }
-  return failure_ = taken.status();
+  requests_.Finish(request, error_number);
 }
 
 Result<size_t> SealedFile::Impl::Submit(std::span<const IoRequest> requests) {
-  KVRUN_RETURN_IF_ERROR(failure_);
-  size_t n_taken = 0;
-  for (const IoRequest& given : requests) {
-    if (n_in_flight_ == mode_.queue_depth) break;
-    const auto free =
-        std::find_if(requests_.begin(), requests_.end(), [](const Request& one) { return !one.is_used; });
-    KVRUN_CHECK(free != requests_.end());
-    free->is_used = true;
-    ++n_in_flight_;
-    ++n_taken;
-    if (const auto error = Begin(*free, given)) {
-      Finish(*free, *error);
+  return requests_.Submit(*file_, requests, [this](Request& request, const IoRequest& given) {
+    if (const auto error = Begin(request, given)) {
+      Finish(request, *error);
     } else {
-      GoOn(*free);
+      GoOn(request);
     }
-  }
-  KVRUN_RETURN_IF_ERROR(Send());
-  return n_taken;
-}
-
-Status SealedFile::Impl::Reap(size_t at_least) {
-  const auto n_answers = file_->Complete(completions_, at_least);
-  if (!n_answers.ok()) return failure_ = n_answers.status();
-  for (const IoCompletion& completion : std::span(completions_).first(*n_answers))
-    OnPart(requests_[completion.tag], completion.error_number);
-  ServeWaiting();
-  return Send();
+  });
 }
 
 Result<size_t> SealedFile::Impl::Complete(std::span<IoCompletion> completions, size_t at_least) {
-  KVRUN_RETURN_IF_ERROR(failure_);
-  const auto wanted = static_cast<uint32_t>(std::min<size_t>({at_least, completions.size(), n_in_flight_}));
-  do {
-    KVRUN_RETURN_IF_ERROR(Reap(wanted > n_done_ ? wanted - n_done_ : 0));
-  } while (n_done_ < wanted);
-  const auto n_out = static_cast<uint32_t>(std::min<size_t>(completions.size(), n_done_));
-  for (uint32_t i = 0; i < n_out; ++i) completions[i] = done_[(done_begin_ + i) % done_.size()];
-  done_begin_ = static_cast<uint32_t>((done_begin_ + n_out) % done_.size());
-  n_done_ -= n_out;
-  n_in_flight_ -= n_out;
-  return n_out;
+  return requests_.Complete(
+      *file_, completions, at_least,
+      [this](Request& request, int error_number) { OnPart(request, error_number); },
+      [this] { ServeWaiting(); });
 }
 
 void SealedFile::Impl::Discard(uint64_t offset_bytes, uint64_t size_bytes) {
