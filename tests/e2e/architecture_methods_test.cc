@@ -1,5 +1,6 @@
 // Models of every architecture with their KV in records: layers that keep growing KV select, and the others
 // are as ever.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -47,6 +48,25 @@ TEST_P(ArchitectureMethods, EverythingSelectedIsFull) {
     EXPECT_LE(Difference(expected, PromptAndTokens(*pass)), tolerance) << options;
     EXPECT_EQ(pass->record_cache()->plan().layers.size(), loaded_.model->config.n_kv_layers());
   }
+}
+
+// A question after a text, whose rows choose together: where they choose everything it is the one that reads
+// it all.
+TEST_P(ArchitectureMethods, AQuestionThatSelectsEverythingIsExact) {
+  std::vector<float> said[2];
+  for (const bool selects : {false, true}) {
+    const auto pass =
+        NewRecordPass(fmt::format("--kv-method kvswap --kv-type f16 --kv-select 508 --kv-later-prompts {}",
+                                  selects ? "selected" : "exact"));
+    RunSpan(*pass, SpanKind::kPrompt, 0, kFirstPart);
+    said[selects] = RunSpan(*pass, SpanKind::kPrompt, kFirstPart, kFirstPart + 11);
+    for (size_t i = kFirstPart + 11; i < kFirstPart + 20; ++i) {
+      const std::vector<float> more = RunSpan(*pass, SpanKind::kDecode, i, i + 1);
+      said[selects].insert(said[selects].end(), more.begin(), more.end());
+    }
+    EXPECT_EQ(pass->kv_report()->later_prompts.n_selected, selects ? 1U : 0U);
+  }
+  EXPECT_LE(Difference(said[0], said[1]), 1e-3);
 }
 
 // Of a half that is selected nobody knows what it should be: it is finite, and after going back what the same

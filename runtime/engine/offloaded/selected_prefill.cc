@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "platform/base/check.h"
@@ -238,7 +239,7 @@ Result<std::vector<uint32_t>> SelectedPrefill::BestChosen(uint32_t layer, size_t
       const uint32_t group = list[1 + i];
       if (!is_chosen[group]) chosen.push_back(group);
       is_chosen[group] = true;
-      sums[group] += scores[i];
+      sums[group] += std::isfinite(scores[i]) ? scores[i] : 0.0F;  // what is no number would have no order
     }
   }
   if (chosen.size() <= most) return chosen;
