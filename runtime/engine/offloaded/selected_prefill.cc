@@ -42,8 +42,7 @@ size_t MostGroups(const KvPlan& plan) {
 
 // What is read is decoded and attended to, which takes about as long as to read it in sequence.
 bool TakesClearlyLess(const KvPlan& plan, size_t n_selected, size_t n_groups) {
-  if (2 * n_selected > n_groups) return false;
-  if (!plan.flash_times) return true;
+  if (!plan.flash_times) return false;
   const FlashTimes& times = *plan.flash_times;
   const double bytes = static_cast<double>(RoundUp<uint64_t>(plan.record.size_bytes(), 4096));
   const double in_sequence_us = 1e6 * bytes / std::max(times.bytes_per_s, times.reads_per_s * 4096.0);
