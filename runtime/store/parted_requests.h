@@ -8,15 +8,37 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <utility>
 #include <vector>
 
 #include "platform/base/check.h"
+#include "platform/base/saturating.h"
 #include "platform/base/status.h"
 #include "platform/io/block_file.h"
 
 namespace kvrun {
+
+// How many units a file of this size has; 0: none, or more than can be.
+inline uint32_t CountUnits(uint64_t size_bytes, uint32_t unit_bytes) {
+  if (size_bytes == 0 || unit_bytes == 0) return 0;
+  const uint64_t n_units = (size_bytes - 1) / unit_bytes + 1;
+  return n_units < UINT32_MAX ? static_cast<uint32_t>(n_units) : 0;
+}
+
+// How many bytes are asked for; nothing where memory is not aligned, or in too many pieces.
+inline std::optional<uint64_t> BytesOf(const IoRequest& given, uint32_t alignment_bytes) {
+  if (given.segments.size() > kMaxIoSegments) return std::nullopt;
+  uint64_t n_bytes = 0;
+  for (const iovec& segment : given.segments) {
+    const auto address = reinterpret_cast<uintptr_t>(segment.iov_base);
+    if (segment.iov_len % alignment_bytes != 0) return std::nullopt;
+    if (segment.iov_len != 0 && address % alignment_bytes != 0) return std::nullopt;
+    n_bytes = SaturatingSum({n_bytes, segment.iov_len});
+  }
+  return n_bytes;
+}
 
 template <typename Request>
 class PartedRequests {

@@ -25,13 +25,6 @@ struct FreeProbe {
   void operator()(std::byte* memory) const { operator delete[](memory, kProbeAlignment); }
 };
 
-// How many units a file of this size has; 0: none, or more than can be.
-uint32_t CountUnits(uint64_t size_bytes, uint32_t unit_bytes) {
-  if (size_bytes == 0 || unit_bytes == 0) return 0;
-  const uint64_t n_units = (size_bytes - 1) / unit_bytes + 1;
-  return n_units < SavePointPlaces::kNone ? static_cast<uint32_t>(n_units) : 0;
-}
-
 }  // namespace
 
 class SavePointFile::Impl {
@@ -102,14 +95,9 @@ class SavePointFile::Impl {
 std::optional<int> SavePointFile::Impl::Begin(Request& request) {
   const IoRequest& given = request.given;
   request.first_unit = request.end_unit = 0;
-  if (given.segments.size() > kMaxIoSegments || given.offset % mode_.alignment_bytes != 0) return EINVAL;
-  uint64_t n_bytes = 0;
-  for (const iovec& segment : given.segments) {
-    const auto address = reinterpret_cast<uintptr_t>(segment.iov_base);
-    if (segment.iov_len % mode_.alignment_bytes != 0) return EINVAL;
-    if (segment.iov_len != 0 && address % mode_.alignment_bytes != 0) return EINVAL;
-    n_bytes = SaturatingSum({n_bytes, segment.iov_len});
-  }
+  const std::optional<uint64_t> asked = BytesOf(given, mode_.alignment_bytes);
+  if (!asked || given.offset % mode_.alignment_bytes != 0) return EINVAL;
+  const uint64_t n_bytes = *asked;
   if (n_bytes == 0) return 0;
   const bool is_write = given.kind == IoKind::kWrite;
   if (is_write && (given.offset % unit_bytes_ != 0 || n_bytes % unit_bytes_ != 0)) return EINVAL;

@@ -25,13 +25,6 @@ constexpr auto kMemoryAlignment = std::align_val_t{64 * 1024};  // of any direct
 constexpr uint32_t kMostBuffers = 4;
 constexpr uint32_t kBufferBytes = 64 * 1024;  // of whole units, if one is not longer
 
-// How many units a file of this size has; 0: none, or more than can be.
-uint32_t NumUnits(uint64_t size_bytes, uint32_t unit_bytes) {
-  if (size_bytes == 0 || unit_bytes == 0) return 0;
-  const uint64_t n_units = (size_bytes - 1) / unit_bytes + 1;
-  return n_units < UINT32_MAX ? static_cast<uint32_t>(n_units) : 0;
-}
-
 uint32_t UnitsOfBuffer(uint32_t unit_bytes) { return std::max(kBufferBytes / unit_bytes, 1U); }
 
 // Buffers, and a unit for what does not lie in one piece.
@@ -71,7 +64,7 @@ class SealedFile::Impl {
   void Discard(uint64_t offset_bytes, uint64_t size_bytes);
   Status Grow(uint64_t size_bytes) {
     if (size_bytes <= this->size_bytes()) return Status::Ok();
-    const uint32_t n_units = NumUnits(size_bytes, unit_bytes_);
+    const uint32_t n_units = CountUnits(size_bytes, unit_bytes_);
     if (n_units > 0) return units_.Grow(n_units);
     return {StatusCode::kInvalidArgument,
             fmt::format("a file that is encrypted cannot have {} in units of {} bytes",
@@ -181,14 +174,9 @@ std::optional<int> SealedFile::Impl::Begin(Request& request, const IoRequest& gi
   request.error_number = 0;
   request.first_unit = request.next_unit = request.end_unit = 0;
   request.given = {given.segments, 0};
-  if (given.segments.size() > kMaxIoSegments || given.offset % unit_bytes_ != 0) return EINVAL;
-  uint64_t n_bytes = 0;
-  for (const iovec& segment : given.segments) {
-    const auto address = reinterpret_cast<uintptr_t>(segment.iov_base);
-    if (segment.iov_len % mode_.alignment_bytes != 0) return EINVAL;
-    if (segment.iov_len != 0 && address % mode_.alignment_bytes != 0) return EINVAL;
-    n_bytes = SaturatingSum({n_bytes, segment.iov_len});
-  }
+  const std::optional<uint64_t> asked = BytesOf(given, mode_.alignment_bytes);
+  if (!asked || given.offset % unit_bytes_ != 0) return EINVAL;
+  const uint64_t n_bytes = *asked;
   if (n_bytes == 0) return 0;
   if (n_bytes % unit_bytes_ != 0) return EINVAL;
   if (given.offset > size_bytes() || n_bytes > size_bytes() - given.offset)
@@ -340,7 +328,7 @@ Result<std::unique_ptr<SealedFile>> SealedFile::Create(std::unique_ptr<BlockFile
                                                        uint64_t size_bytes, uint32_t unit_bytes,
                                                        uint32_t number) {
   const uint32_t alignment_bytes = std::max(file->mode().alignment_bytes, kAlignmentBytes);
-  const uint32_t n_units = NumUnits(size_bytes, unit_bytes);
+  const uint32_t n_units = CountUnits(size_bytes, unit_bytes);
   if (n_units == 0 || unit_bytes % alignment_bytes != 0) {
     return Status(
         StatusCode::kInvalidArgument,
@@ -358,7 +346,7 @@ SealedFile::SealedFile(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 SealedFile::~SealedFile() = default;
 
 uint64_t SealedFile::MemoryBytes(uint64_t size_bytes, uint32_t unit_bytes, uint32_t queue_depth) {
-  const uint32_t n_units = NumUnits(size_bytes, unit_bytes);
+  const uint32_t n_units = CountUnits(size_bytes, unit_bytes);
   if (n_units == 0) return 0;
   return SaturatingSum({sizeof(Impl), Impl::TablesBytes(queue_depth), SealedUnits::MemoryBytes(n_units),
                         MemoryUnits(unit_bytes, queue_depth) * unit_bytes});

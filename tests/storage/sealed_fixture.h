@@ -11,6 +11,7 @@
 
 #include "platform/io/seal.h"
 #include "runtime/store/sealed_file.h"
+#include "tests/storage/numbered_key.h"
 #include "tests/storage/power_cut_io.h"
 #include "tests/storage/save_point_fixture.h"
 #include "tests/support/or_die.h"
@@ -21,12 +22,6 @@ inline constexpr char kSealedName[] = "s";
 inline constexpr uint32_t kSealedUnits = 12;
 inline constexpr uint64_t kSealedBytes = uint64_t{kSealedUnits} * kUnitBytes;
 inline constexpr uint32_t kSealedDepth = 3;
-
-inline SecretKey KeyNumber(uint64_t number) {
-  SecretKey key;
-  FillPattern(key.bytes(), 0, number);
-  return key;
-}
 
 // A file with save points and one process after another that has it.
 class SealedFileTest : public ::testing::Test {

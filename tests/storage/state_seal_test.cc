@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "platform/io/seal.h"
+#include "tests/storage/numbered_key.h"
 #include "tests/storage/power_cut_io.h"
 #include "tests/storage/state_file_fixture.h"
 #include "tests/support/or_die.h"
@@ -19,12 +20,6 @@ namespace kvrun::testing {
 namespace {
 
 constexpr char kSealedState[] = "s";
-
-SecretKey StateKeyNumber(uint64_t number) {
-  SecretKey key;
-  FillPattern(key.bytes(), 0, number);
-  return key;
-}
 
 class SealedState : public ::testing::Test {
  protected:
@@ -43,7 +38,7 @@ class SealedState : public ::testing::Test {
   }
 
   PowerCutIo io_{1};
-  const SecretKey key_ = StateKeyNumber(1);
+  const SecretKey key_ = KeyNumber(1);
 };
 
 TEST_F(SealedState, IsReadWithItsKeyAlone) {
@@ -51,7 +46,7 @@ TEST_F(SealedState, IsReadWithItsKeyAlone) {
   RunOrDie(SaveState(*Create(), model));
   for (const bool read_only : {false, true}) {
     EXPECT_TRUE(Holds(*OrDie(Open(&key_, read_only)), model));
-    const SecretKey other = StateKeyNumber(2);
+    const SecretKey other = KeyNumber(2);
     const Status wrong = Open(&other, read_only).status();
     EXPECT_EQ(wrong.code(), StatusCode::kInvalidArgument);
     EXPECT_EQ(wrong.message(),
