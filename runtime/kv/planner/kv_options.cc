@@ -71,8 +71,8 @@ Status ParseKvOptions(std::string_view line, KvSettings* settings) {
       value = option.substr(equals + 1);
     } else if (i + 1 < words.size() && !words[i + 1].starts_with(kPrefix)) {
       value = words[++i];
-    } else if (name == "tmpfs" || name == "encrypt") {
-      value = "on";  // the command line has them as flags
+    } else if (const KvOptionRow* const row = FindKvOption(name); row != nullptr && row->value.empty()) {
+      value = "on";  // the command line has it as a flag
     } else {
       return {StatusCode::kInvalidArgument, fmt::format("the option {} lacks its value", words[i])};
     }

@@ -133,18 +133,28 @@ void AddStaging(const KvSizeInput& input, uint64_t read_bytes, uint64_t n_reads,
   AddPart("staging", plan.staging_bytes + more_bytes, plan);
 }
 
-void AddSeals(const KvSizeInput& input, uint64_t n_pieces, uint64_t piece_bytes, KvPlan& plan) {
-  if (input.sealed_tokens == 0) return;
+namespace {
+
+uint64_t SealBytes(const KvSizeInput& input, uint64_t n_pieces, uint64_t piece_bytes) {
+  if (input.sealed_tokens == 0) return 0;
   const uint64_t unit_bytes = RoundUp(piece_bytes, uint64_t{input.io_alignment_bytes});
-  AddPart("seals",
-          SealedFile::MemoryBytes(n_pieces * unit_bytes, static_cast<uint32_t>(unit_bytes),
-                                  BlockFileOptions().queue_depth),
-          plan);
+  return SealedFile::MemoryBytes(n_pieces * unit_bytes, static_cast<uint32_t>(unit_bytes),
+                                 BlockFileOptions().queue_depth);
+}
+
+uint64_t PageSealBytes(const KvSizeInput& input, uint64_t file_bytes) {
+  const uint32_t page_bytes = std::max(input.io_alignment_bytes, SealedFile::kPageBytes);
+  return SealBytes(input, CeilDiv<uint64_t>(file_bytes, page_bytes), page_bytes);
+}
+
+}  // namespace
+
+void AddSeals(const KvSizeInput& input, uint64_t n_pieces, uint64_t piece_bytes, KvPlan& plan) {
+  AddPart("seals", SealBytes(input, n_pieces, piece_bytes), plan);
 }
 
 void AddPageSeals(const KvSizeInput& input, uint64_t file_bytes, KvPlan& plan) {
-  const uint32_t page_bytes = std::max(input.io_alignment_bytes, SealedFile::kPageBytes);
-  AddSeals(input, CeilDiv<uint64_t>(file_bytes, page_bytes), page_bytes, plan);
+  AddPart("seals", PageSealBytes(input, file_bytes), plan);
 }
 
 uint32_t ProjectedRows(const KvPlan& plan) {
@@ -183,11 +193,7 @@ uint64_t SpillChecksumBytes(const KvSizeInput& input, const KvPlan& plan, uint64
   const uint64_t chunk_bytes = uint64_t{kPrefillChunkTokens} * input.model.n_embd * sizeof(float);
   const uint64_t pieces = n_chunks * 2 * CeilDiv(chunk_bytes / 2, SpillFile::kOffsetAlignment) +
                           layer_bytes / SpillFile::kOffsetAlignment + 2 * n_tiles;
-  if (input.sealed_tokens == 0) return pieces * kChecksumBytes;
-  return pieces * kChecksumBytes +
-         SealedFile::MemoryBytes(pieces * SpillFile::kOffsetAlignment,
-                                 std::max(input.io_alignment_bytes, SealedFile::kPageBytes),
-                                 BlockFileOptions().queue_depth);
+  return pieces * kChecksumBytes + PageSealBytes(input, pieces * SpillFile::kOffsetAlignment);
 }
 
 }  // namespace
