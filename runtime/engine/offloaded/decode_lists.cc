@@ -130,7 +130,8 @@ Status DecodeLists::RecordPrediction(CommandList& list, uint32_t layer, uint32_t
 
 ScoreArgs DecodeLists::Score(uint32_t layer, uint32_t n_rows) const {
   const KvPlan& plan = cache_.plan();
-  ScoreArgs args = LayerScore(commands_, plan, *cache_.index(), layer, n_rows, DecodeRule(plan, layer));
+  ScoreArgs args =
+      LayerScore(commands_, plan, *cache_.index(), layer, n_rows, DecodeRule(plan, layer), commands_.own());
   args.query = query_.get();
   args.scratch = score_scratch_.get();
   args.chosen = cache_.selector()->chosen(layer);

@@ -37,9 +37,9 @@ ChoiceRule ScoredRule(const KvPlan& plan) {
 }
 
 ScoreArgs LayerScore(const StepCommands& commands, const KvPlan& plan, const KvIndex& index, uint32_t layer,
-                     uint32_t n_rows, const ChoiceRule& rule) {
+                     uint32_t n_rows, const ChoiceRule& rule, const StepPlace& place) {
   const uint32_t model_layer = commands.config().kv_layers[layer];
-  ScoreArgs args{.attention = commands.Attention(model_layer, n_rows, /*of_prompt=*/false),
+  ScoreArgs args{.attention = commands.Attention(model_layer, n_rows, /*of_prompt=*/false, place),
                  .sides = {},
                  .index_shape = {},
                  .reduction = plan.choice.heads,

@@ -16,9 +16,9 @@ ChoiceRule DecodeRule(const KvPlan& plan, uint32_t layer);
 // As many as the plan says, with their scores: for choices that are put together.
 ChoiceRule ScoredRule(const KvPlan& plan);
 
-// `layer`: of those that keep growing KV. Query, step, angles, scratch and chosen are the caller's to fill
-// in.
+// `layer`: of those that keep growing KV. `place`: of the rows' inputs. Query, scratch and chosen are the
+// caller's to fill in.
 ScoreArgs LayerScore(const StepCommands& commands, const KvPlan& plan, const KvIndex& index, uint32_t layer,
-                     uint32_t n_rows, const ChoiceRule& rule);
+                     uint32_t n_rows, const ChoiceRule& rule, const StepPlace& place);
 
 }  // namespace kvrun

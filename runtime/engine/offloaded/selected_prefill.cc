@@ -150,11 +150,8 @@ StepPlace SelectedPrefill::choosing_place() const {
 
 ScoreArgs SelectedPrefill::Score(uint32_t layer) const {
   const KvPlan& plan = cache_.plan();
-  ScoreArgs args = LayerScore(commands_, plan, *cache_.index(), layer, n_choosing_, ScoredRule(plan));
-  const AttentionArgs there = commands_.Attention(commands_.config().kv_layers[layer], n_choosing_,
-                                                  /*of_prompt=*/false, choosing_place());
-  args.attention.step = there.step;
-  args.attention.angles = there.angles;
+  ScoreArgs args =
+      LayerScore(commands_, plan, *cache_.index(), layer, n_choosing_, ScoredRule(plan), choosing_place());
   args.query = query_.get();
   args.scratch = score_scratch_.get();
   args.chosen = chosen_.get();
