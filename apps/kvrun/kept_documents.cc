@@ -60,12 +60,7 @@ std::string DocumentSession(const SharedOptions& shared, std::span<const int32_t
   return fmt::format("{}{:016x}", kPrefix, hash.value());
 }
 
-bool HasDocuments() {
-  const Json sessions = AllSessions();
-  return std::any_of(sessions.begin(), sessions.end(), IsDocument);
-}
-
-void PruneDocuments(uint64_t most_bytes, const std::string& name) {
+bool PruneDocuments(uint64_t most_bytes, const std::string& name) {
   Json documents = Json::array();
   uint64_t own_bytes = 0;
   for (const Json& session : AllSessions()) {
@@ -77,6 +72,7 @@ void PruneDocuments(uint64_t most_bytes, const std::string& name) {
     }
   }
   PruneSessions(documents, most_bytes - std::min(most_bytes, own_bytes), /*quiet=*/true);
+  return !documents.empty();
 }
 
 }  // namespace kvrun::cli

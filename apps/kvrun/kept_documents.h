@@ -16,10 +16,8 @@ namespace kvrun::cli {
 // that may store something else, have others.
 std::string DocumentSession(const SharedOptions& shared, std::span<const int32_t> ids);
 
-// Whether there is any.
-bool HasDocuments();
-
 // The least recently used documents go, until no more than so many bytes are left. That of this name stays.
-void PruneDocuments(uint64_t most_bytes, const std::string& name);
+// Answers whether there were others.
+bool PruneDocuments(uint64_t most_bytes, const std::string& name);
 
 }  // namespace kvrun::cli

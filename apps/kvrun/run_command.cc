@@ -141,7 +141,6 @@ class PromptRunner {
     if (options_.keep_bytes == 0 || !shared_.session.empty() || !is_one_text) return;
     document_ = DocumentSession(shared_, prompt_.ids);
     if (document_.empty()) return;
-    is_first_document_ = !HasDocuments();
     shared_.session = document_;
     shared_.session_key = "auto";
   }
@@ -163,13 +162,14 @@ class PromptRunner {
 
   // Whatever becomes of it, the answer was given.
   bool KeepDocument(const Session& session) const {
-    if (Keep(session) && is_first_document_ && !shared_.quiet) {
+    const bool is_saved = Keep(session);
+    const bool has_others = PruneDocuments(options_.keep_bytes, document_);
+    const bool is_new = SessionStats(session)["cached_tokens"].get<uint64_t>() == 0;
+    if (is_saved && is_new && !has_others && !shared_.quiet) {
       PrintMessage(
           "note: what was read is kept for the next question about it, encrypted with a key of your own; "
-          "kvrun sessions "
-          "lists it, and --keep 0 leaves it out");
+          "kvrun sessions lists it, and --keep 0 leaves it out");
     }
-    PruneDocuments(options_.keep_bytes, document_);
     return true;
   }
 
@@ -276,7 +276,6 @@ class PromptRunner {
   const Model& model_;
   SharedOptions shared_;  // with the session that was chosen
   std::string document_;  // that session; empty: none was chosen
-  bool is_first_document_ = false;
   const PromptSpace space_;
   Progress progress_;
   SentPrompt prompt_;
