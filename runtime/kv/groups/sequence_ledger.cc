@@ -42,16 +42,20 @@ SequenceLedger::SequenceLedger(const KvPlan& plan, uint32_t n_layers, RecordStor
 Status SequenceLedger::RestoreWindow(uint32_t sequence, uint32_t length) {
   const uint32_t first = window_.FirstGroup(length);
   const uint32_t end = (length + group_tokens() - 1) / group_tokens();
-  for (uint32_t group = first; group < end; ++group) {
-    if (window_.Holds(sequence, lengths_[sequence], group) || group >= groups_stored_[sequence]) continue;
-    for (uint32_t i = 0; i < n_layers_; ++i) {
-      for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
-        if (group < plan_.window.n_exact_groups) {
-          KVRUN_RETURN_IF_ERROR(window_.RestoreExact(i, stream, group));
-          continue;
-        }
-        KVRUN_RETURN_IF_ERROR(ReadGroups(i, stream, group, 1, encoded_));
-        KVRUN_RETURN_IF_ERROR(window_.Restore(i, stream, group, encoded_));
+  std::vector<uint32_t> exact;
+  std::vector<uint32_t> lost;
+  for (uint32_t group = first; group < std::min(end, groups_stored_[sequence]); ++group) {
+    if (window_.Holds(sequence, lengths_[sequence], group)) continue;
+    (group < plan_.window.n_exact_groups ? exact : lost).push_back(group);
+  }
+  std::vector<std::byte> records(lost.size() * record_bytes());
+  for (uint32_t i = 0; i < n_layers_ && !(exact.empty() && lost.empty()); ++i) {
+    for (uint32_t stream = sequence * heads(); stream < (sequence + 1) * heads(); ++stream) {
+      for (const uint32_t group : exact) KVRUN_RETURN_IF_ERROR(window_.RestoreExact(i, stream, group));
+      if (!lost.empty()) KVRUN_RETURN_IF_ERROR(ReadSome(i, stream, lost, records));
+      for (size_t nth = 0; nth < lost.size(); ++nth) {
+        const auto record = std::span(records).subspan(nth * record_bytes(), record_bytes());
+        KVRUN_RETURN_IF_ERROR(window_.Restore(i, stream, lost[nth], record));
       }
     }
   }
