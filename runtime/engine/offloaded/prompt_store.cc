@@ -133,21 +133,57 @@ Status PromptStore::LoadEarlier(uint32_t layer, uint32_t tile, Buffer* to) {
   const uint32_t end = CeilDiv(std::min(prompt_.begin, tiling().end(tile)), group_tokens);
   std::vector<uint32_t> groups(end - std::min(first, end));
   std::iota(groups.begin(), groups.end(), first);
-  return LoadGroups(layer, groups, tiling().shape(tile), to);
+  return LoadGroups(layer, groups, 0, tiling().shape(tile), to);
 }
 
-Status PromptStore::LoadSelected(uint32_t layer, std::span<const uint32_t> selected, Buffer* to) {
-  std::vector<uint32_t> groups(selected.begin(), selected.end());
-  const uint32_t end = CeilDiv(prompt_.begin, plan().record.group_tokens);
-  for (uint32_t group = cache_.FirstWindowGroup(prompt_.begin); group < end; ++group) groups.push_back(group);
-  return LoadGroups(layer, groups, tiling().first, to);
+std::span<const uint32_t> PromptStore::ReadAheadOf(std::span<const uint32_t> selected,
+                                                   const Buffer* records) const {
+  if (records == nullptr) return {};
+  const auto first = std::lower_bound(selected.begin(), selected.end(), n_exact_groups());
+  const std::span<const uint32_t> on_flash = selected.subspan(static_cast<size_t>(first - selected.begin()));
+  const uint64_t group_bytes = heads() * plan().record.size_bytes();
+  return on_flash.first(std::min<size_t>(on_flash.size(), records->size_bytes() / group_bytes));
+}
+
+Status PromptStore::ReadAhead(uint32_t layer, std::span<const uint32_t> selected, Buffer* records) {
+  const std::span<const uint32_t> groups = ReadAheadOf(selected, records);
+  return groups.empty() ? Status::Ok() : ReadRecords(layer, groups, /*of_window=*/false, *records);
+}
+
+Status PromptStore::LoadSelected(uint32_t layer, std::span<const uint32_t> selected, const Buffer* records,
+                                 Buffer* to) {
+  const std::span<const uint32_t> ahead = ReadAheadOf(selected, records);
+  const size_t before = ahead.empty() ? selected.size() : static_cast<size_t>(ahead.data() - selected.data());
+  std::unique_ptr<CommandList> list;
+  uint64_t value = 0;
+  if (!ahead.empty()) {
+    KVRUN_ASSIGN_OR_RETURN(list, device_.CreateCommandList());
+    KVRUN_RETURN_IF_ERROR(
+        list->DecodeRecords(*records, plan().record, SpaceOf(layer), static_cast<uint32_t>(ahead.size()),
+                            static_cast<uint32_t>(before) * plan().record.group_tokens, tiling().first, to));
+    KVRUN_RETURN_IF_ERROR(list->Finish());
+    KVRUN_ASSIGN_OR_RETURN(value, device_.Submit(*list));
+  }
+  const auto load_others = [&]() -> Status {
+    KVRUN_RETURN_IF_ERROR(LoadGroups(layer, selected.first(before), 0, tiling().first, to));
+    const auto place = static_cast<uint32_t>(before + ahead.size());
+    std::vector<uint32_t> groups(selected.begin() + place, selected.end());
+    const uint32_t end = CeilDiv(prompt_.begin, plan().record.group_tokens);
+    for (uint32_t group = cache_.FirstWindowGroup(prompt_.begin); group < end; ++group)
+      groups.push_back(group);
+    return LoadGroups(layer, groups, place, tiling().first, to);
+  };
+  const Status loaded = load_others();
+  const Status waited = value > 0 ? device_.Wait(value) : Status::Ok();  // lists must outlive what runs
+  KVRUN_RETURN_IF_ERROR(loaded);
+  return waited;
 }
 
 // Side by side. While the device decodes some, the next ones are read.
-Status PromptStore::LoadGroups(uint32_t layer, std::span<const uint32_t> groups, const KvShape& shape,
-                               Buffer* to) {
+Status PromptStore::LoadGroups(uint32_t layer, std::span<const uint32_t> groups, uint32_t first,
+                               const KvShape& shape, Buffer* to) {
   const uint32_t window_group = cache_.FirstWindowGroup(prompt_.begin);
-  const uint32_t n_exact = std::min(plan().window.n_exact_groups, window_group);
+  const uint32_t n_exact = n_exact_groups();
   const auto in_window = [=](uint32_t group) { return group >= window_group || group < n_exact; };
   std::array<std::unique_ptr<CommandList>, kRecordTurns> lists;
   std::array<uint64_t, kRecordTurns> values = {};
@@ -167,7 +203,7 @@ Status PromptStore::LoadGroups(uint32_t layer, std::span<const uint32_t> groups,
       KVRUN_ASSIGN_OR_RETURN(lists[turn], device_.CreateCommandList());
       KVRUN_RETURN_IF_ERROR(
           lists[turn]->DecodeRecords(buffer, record, SpaceOf(layer), static_cast<uint32_t>(n),
-                                     static_cast<uint32_t>(i) * record.group_tokens, shape, to));
+                                     (first + static_cast<uint32_t>(i)) * record.group_tokens, shape, to));
       KVRUN_RETURN_IF_ERROR(lists[turn]->Finish());
       KVRUN_ASSIGN_OR_RETURN(values[turn], device_.Submit(*lists[turn]));
       i += n;

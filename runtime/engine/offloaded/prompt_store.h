@@ -2,6 +2,7 @@
 // index makes of them. Also brings entries of earlier turns back to where a prompt attends to them.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <functional>
@@ -34,9 +35,13 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
 
   Status BeginLayer(uint32_t layer) override;
   Status LoadEarlier(uint32_t layer, uint32_t tile, Buffer* to) override;
+  // For LoadSelected: of selected groups (ascending), as many of those that lie on flash as there is room
+  // for, from the first on. `records`: kShared, [streams of the sequence, groups]; null: there is room for
+  // none. Another thread may do it while Index runs, but nothing else of this.
+  Status ReadAhead(uint32_t layer, std::span<const uint32_t> selected, Buffer* records);
   // The layer's tile, of which selected groups (LayerTiles::selected) are the first, then comes what the
-  // window holds of before the prompt.
-  Status LoadSelected(uint32_t layer, std::span<const uint32_t> selected, Buffer* to);
+  // window holds of before the prompt. What ReadAhead has read is not read again.
+  Status LoadSelected(uint32_t layer, std::span<const uint32_t> selected, const Buffer* records, Buffer* to);
   void ChooseTapped(uint32_t first, uint32_t n_rows, std::vector<uint32_t>* tapped) override;
   Status Tap(CommandList& list, const TappedChunk& chunk) override;
   Status EndTap(uint32_t first, std::span<const uint32_t> tapped) override;
@@ -114,7 +119,14 @@ class PromptStore final : public PrefillSink, public PromptKeys, public PromptEn
   Status SetMeans(uint32_t layer, uint32_t tile);
   Status KeepExact(uint32_t layer, uint32_t tile, uint32_t first, uint32_t end);
 
-  Status LoadGroups(uint32_t layer, std::span<const uint32_t> groups, const KvShape& shape, Buffer* to);
+  // Of selected groups those that ReadAhead reads.
+  std::span<const uint32_t> ReadAheadOf(std::span<const uint32_t> selected, const Buffer* records) const;
+  uint32_t n_exact_groups() const {
+    return std::min(plan().window.n_exact_groups, cache_.FirstWindowGroup(prompt_.begin));
+  }
+  // The first group has the place `first`.
+  Status LoadGroups(uint32_t layer, std::span<const uint32_t> groups, uint32_t first, const KvShape& shape,
+                    Buffer* to);
   Status ReadRecords(uint32_t layer, std::span<const uint32_t> groups, bool of_window, Buffer& to);
   Status Show(uint32_t tile, const TilePlanes& planes);
   // Mass, where entries are counted as they lie in tiles.

@@ -119,7 +119,12 @@ bool SelectedPrefill::SettleTile(Sizes* sizes) {
   tiling_.first.n_ctx = (most_groups_ + n_other) * plan.record.group_tokens;
   *sizes = BufferSizes();
   const uint64_t bytes = tiling_.first.size_bytes() + sizes->attention + sizes->scores + sizes->chosen;
-  return plan.budget.bytes == UINT64_MAX || bytes <= of_plan.first.size_bytes();
+  const uint64_t room = plan.budget.bytes == UINT64_MAX ? UINT64_MAX : of_plan.first.size_bytes();
+  if (bytes > room) return false;
+  // What has no room is read when it is its turn.
+  const uint64_t group_bytes = plan.heads_per_sequence() * plan.record.size_bytes();
+  sizes->records = std::min<uint64_t>(most_groups_, (room - bytes) / group_bytes) * group_bytes;
+  return true;
 }
 
 Status SelectedPrefill::CreateBuffers(const Sizes& sizes) {
@@ -135,6 +140,7 @@ Status SelectedPrefill::CreateBuffers(const Sizes& sizes) {
   KVRUN_RETURN_IF_ERROR(make_of_rows(&normed_, commands_.config().n_embd));
   KVRUN_RETURN_IF_ERROR(make_of_rows(&query_, commands_.config().q_dim()));
   KVRUN_RETURN_IF_ERROR(make(&tile_, tiling_.first.size_bytes(), BufferUse::kDevice, "kv"));
+  if (sizes.records > 0) KVRUN_RETURN_IF_ERROR(make(&records_, sizes.records, BufferUse::kShared, "kv"));
   KVRUN_RETURN_IF_ERROR(make(&scratch_, sizes.attention, BufferUse::kDevice, "kv"));
   KVRUN_RETURN_IF_ERROR(make(&score_scratch_, sizes.scores, BufferUse::kDevice, "kv"));
   return make(&chosen_, sizes.chosen, BufferUse::kShared, "kv");
@@ -174,7 +180,6 @@ void SelectedPrefill::WriteChoosingRows(std::span<const StepRow> rows) {
 }
 
 Status SelectedPrefill::Run(std::span<const StepRow> rows, const StepProgress& progress, PromptStore& store) {
-  const ModelConfig& config = commands_.config();
   KVRUN_RETURN_IF_ERROR(cache_.PutStaticsBack(prompt_.sequence));
   WriteChoosingRows(rows);
   commands_.WriteRows(rows);
@@ -184,23 +189,30 @@ Status SelectedPrefill::Run(std::span<const StepRow> rows, const StepProgress& p
   KVRUN_RETURN_IF_ERROR(commands_.Embed(*list, n_rows()));
   KVRUN_RETURN_IF_ERROR(RecordNext(*list, 0, 0));
   KVRUN_RETURN_IF_ERROR(Execute(*list));
+  const Status run = RunLayers(rows, progress, store);
+  const Status read = reading_.valid() ? reading_.get() : Status::Ok();  // the store is the caller's again
+  KVRUN_RETURN_IF_ERROR(run);
+  return read;
+}
+
+Status SelectedPrefill::RunLayers(std::span<const StepRow> rows, const StepProgress& progress,
+                                  PromptStore& store) {
+  const ModelConfig& config = commands_.config();
   uint32_t layer = 0;  // of those that keep growing KV
   for (uint32_t model_layer = 0; model_layer < config.n_layers; ++model_layer) {
     if (progress && progress(uint64_t{model_layer} * n_rows() / config.n_layers, n_rows())) {
       return {StatusCode::kCancelled,
               fmt::format("cancelled in layer {} of a prompt of {} tokens", model_layer, n_rows())};
     }
-    const bool keeps_kv = config.layers[model_layer].keeps_growing_kv();
-    KVRUN_RETURN_IF_ERROR(keeps_kv ? RunKvLayer(layer++, rows, store) : RunStateLayer(model_layer, rows));
+    KVRUN_RETURN_IF_ERROR(KeepsGrowingKv(model_layer) ? RunKvLayer(layer++, rows, store)
+                                                      : RunStateLayer(model_layer, rows));
   }
   return Status::Ok();
 }
 
 Status SelectedPrefill::RecordNext(CommandList& list, uint32_t next_model_layer, uint32_t next_layer) {
+  if (!KeepsGrowingKv(next_model_layer)) return Status::Ok();
   const ModelConfig& config = commands_.config();
-  if (next_model_layer >= config.n_layers || !config.layers[next_model_layer].keeps_growing_kv()) {
-    return Status::Ok();
-  }
   const uint32_t n = n_choosing_;
   KVRUN_RETURN_IF_ERROR(list.GatherRows(*commands_.hidden(), *inputs_.step, n, config.n_embd, hidden_.get()));
   KVRUN_RETURN_IF_ERROR(list.RmsNorm(*hidden_, *commands_.layer(next_model_layer).attention_norm,
@@ -245,16 +257,32 @@ Result<std::vector<uint32_t>> SelectedPrefill::BestChosen(uint32_t layer, size_t
   return chosen;
 }
 
-Status SelectedPrefill::Select(uint32_t layer) {
+Result<std::vector<uint32_t>> SelectedPrefill::Selected(uint32_t layer) const {
   const KvPlan& plan = cache_.plan();
   KVRUN_RETURN_IF_ERROR(chosen_->Invalidate(0, chosen_->size_bytes()));
-  KVRUN_ASSIGN_OR_RETURN(selected_, BestChosen(layer, MostOfChoice(plan, layer)));
-  for (uint32_t group = 0; group < FrontGroups(plan); ++group) selected_.push_back(group);
-  std::sort(selected_.begin(), selected_.end());
-  selected_.erase(std::unique(selected_.begin(), selected_.end()), selected_.end());
-  KVRUN_CHECK(selected_.size() <= most_groups_);
+  KVRUN_ASSIGN_OR_RETURN(std::vector<uint32_t> selected, BestChosen(layer, MostOfChoice(plan, layer)));
+  for (uint32_t group = 0; group < FrontGroups(plan); ++group) selected.push_back(group);
+  std::sort(selected.begin(), selected.end());
+  selected.erase(std::unique(selected.begin(), selected.end()), selected.end());
+  KVRUN_CHECK(selected.size() <= most_groups_);
+  return selected;
+}
+
+Status SelectedPrefill::BeginReading(uint32_t layer, PromptStore& store) {
+  KVRUN_ASSIGN_OR_RETURN(next_selected_, Selected(layer));
+  reading_ = std::async(std::launch::async, [this, layer, &store] {
+    return store.ReadAhead(layer, next_selected_, records_.get());
+  });
+  return Status::Ok();
+}
+
+Status SelectedPrefill::EndReading(uint32_t layer, PromptStore& store) {
+  if (!reading_.valid()) KVRUN_RETURN_IF_ERROR(BeginReading(layer, store));
+  KVRUN_RETURN_IF_ERROR(reading_.get());
+  selected_.swap(next_selected_);
   n_selected_ += selected_.size();
-  tiling_.n_left_out = window_begin() - static_cast<uint32_t>(selected_.size()) * plan.record.group_tokens;
+  tiling_.n_left_out =
+      window_begin() - static_cast<uint32_t>(selected_.size()) * cache_.plan().record.group_tokens;
   return Status::Ok();
 }
 
@@ -266,9 +294,9 @@ double SelectedPrefill::selected_share() const {
 
 Status SelectedPrefill::RunKvLayer(uint32_t layer, std::span<const StepRow> rows, PromptStore& store) {
   const uint32_t model_layer = commands_.config().kv_layers[layer];
-  KVRUN_RETURN_IF_ERROR(Select(layer));
+  KVRUN_RETURN_IF_ERROR(EndReading(layer, store));
   KVRUN_RETURN_IF_ERROR(store.BeginLayer(layer));
-  KVRUN_RETURN_IF_ERROR(store.LoadSelected(layer, selected_, tile_.get()));
+  KVRUN_RETURN_IF_ERROR(store.LoadSelected(layer, selected_, records_.get(), tile_.get()));
   std::vector<uint32_t> tapped;
   store.ChooseTapped(prompt_.begin, n_rows(), &tapped);
   tile_rows_.assign(rows.begin(), rows.end());
@@ -291,6 +319,7 @@ Status SelectedPrefill::RunKvLayer(uint32_t layer, std::span<const StepRow> rows
   KVRUN_RETURN_IF_ERROR(Execute(*list));
   KVRUN_RETURN_IF_ERROR(store.EndTap(prompt_.begin, tapped));
   KVRUN_RETURN_IF_ERROR(store.StoreTile(layer, 0));
+  if (KeepsGrowingKv(model_layer + 1)) KVRUN_RETURN_IF_ERROR(BeginReading(layer + 1, store));
   return store.Index(layer);
 }
 

@@ -7,10 +7,13 @@
 // and 7 are selected, of 4 entries each, and that the window begins with entry 100: places 0 to 7 hold
 // entries 12 to 15 and 28 to 31, place 8 holds entry 100, and 92 entries are left out.
 //
+// While a layer's entries are indexed, another thread reads what the next layer has chosen.
+//
 // Threads: one at a time.
 #pragma once
 
 #include <cstdint>
+#include <future>
 #include <memory>
 #include <optional>
 #include <span>
@@ -58,6 +61,7 @@ class SelectedPrefill final : public LayerTiles {
     uint64_t attention = 0;
     uint64_t scores = 0;
     uint64_t chosen = 0;
+    uint64_t records = 0;
   };
   Sizes BufferSizes() const;
   // Whether there is room for the tile and so many rows that choose.
@@ -73,10 +77,19 @@ class SelectedPrefill final : public LayerTiles {
   Status RecordNext(CommandList& list, uint32_t next_model_layer, uint32_t next_layer);
   // Executes a layer's list, with what comes after it.
   Status Execute(CommandList& list);
-  // Of the layer whose choice was recorded.
-  Status Select(uint32_t layer);
+  Status RunLayers(std::span<const StepRow> rows, const StepProgress& progress, PromptStore& store);
+  // The choice of a layer was computed: what it has chosen is read by another thread.
+  Status BeginReading(uint32_t layer, PromptStore& store);
+  // It was read, and is what is selected.
+  Status EndReading(uint32_t layer, PromptStore& store);
+  // Of the layer whose choice was computed, ascending.
+  Result<std::vector<uint32_t>> Selected(uint32_t layer) const;
   // Groups that rows have chosen, those with the largest sums of scores, in any order; at most so many.
   Result<std::vector<uint32_t>> BestChosen(uint32_t layer, size_t most) const;
+  bool KeepsGrowingKv(uint32_t model_layer) const {  // false behind the last one
+    const ModelConfig& config = commands_.config();
+    return model_layer < config.n_layers && config.layers[model_layer].keeps_growing_kv();
+  }
   uint32_t window_begin() const {
     return cache_.FirstWindowGroup(prompt_.begin) * cache_.plan().record.group_tokens;
   }
@@ -94,6 +107,7 @@ class SelectedPrefill final : public LayerTiles {
   std::vector<uint32_t> selected_;  // of the layer
   uint64_t n_selected_ = 0;
   std::unique_ptr<Buffer> tile_;     // K and V of one layer
+  std::unique_ptr<Buffer> records_;  // kShared, of the next one (PromptStore::ReadAhead); null: no room
   std::unique_ptr<Buffer> scratch_;  // of attention
   // Of the rows that choose.
   StepInputs inputs_;
@@ -103,6 +117,8 @@ class SelectedPrefill final : public LayerTiles {
   std::unique_ptr<Buffer> score_scratch_;
   std::unique_ptr<Buffer> chosen_;  // kShared, [n_choosing_] lists
   std::vector<StepRow> tile_rows_;
+  std::vector<uint32_t> next_selected_;  // of the layer that is read
+  std::future<Status> reading_;
 };
 
 }  // namespace kvrun
