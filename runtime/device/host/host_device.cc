@@ -2,13 +2,13 @@
 
 #include <fmt/format.h>
 #include <sched.h>
-#include <sys/mman.h>
 #include <system_error>
 
 #include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <new>
 #include <utility>
 
@@ -30,28 +30,15 @@ std::align_val_t AlignmentOf(uint64_t size_bytes) {
   return std::align_val_t{size_bytes >= kLargeBytes ? kPageBytes : kMemoryAlignmentBytes};
 }
 
-// What the system maps is zeros already. Huge pages, where it has some: a first touch costs a hundredth, and
-// a matrix needs fewer entries of the TLB.
 constexpr uint64_t kMappedBytes = 2 * kMiB;
 
-std::byte* NewZeros(uint64_t size_bytes) {
-  if (size_bytes >= kMappedBytes) {
-    void* mapped = mmap(nullptr, size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (mapped == MAP_FAILED) return nullptr;
-    static_cast<void>(madvise(mapped, size_bytes, MADV_HUGEPAGE));
-    return static_cast<std::byte*>(mapped);
-  }
-  auto* data = static_cast<std::byte*>(::operator new[](size_bytes, AlignmentOf(size_bytes), std::nothrow));
-  if (data != nullptr) std::memset(data, 0, size_bytes);
-  return data;
-}
-
-void Free(std::byte* data, uint64_t size_bytes) {
-  if (size_bytes >= kMappedBytes) {
-    munmap(data, size_bytes);
-  } else {
-    ::operator delete[](data, AlignmentOf(size_bytes));
-  }
+std::shared_ptr<std::byte> NewZeros(uint64_t size_bytes) {
+  if (size_bytes >= kMappedBytes) return MapZeros(size_bytes);
+  const std::align_val_t alignment = AlignmentOf(size_bytes);
+  auto* data = static_cast<std::byte*>(::operator new[](size_bytes, alignment, std::nothrow));
+  if (data == nullptr) return nullptr;
+  std::memset(data, 0, size_bytes);
+  return {data, [alignment](std::byte* bytes) { ::operator delete[](bytes, alignment); }};
 }
 
 constexpr size_t kQueuedLists = 1024;  // more are possible, but allocate
@@ -95,24 +82,32 @@ std::vector<Device::MemoryPart> MemoryAccount::Parts() const {
 
 Result<std::unique_ptr<HostMemory>> HostMemory::Allocate(std::shared_ptr<MemoryAccount> account,
                                                          std::string_view part, uint64_t size_bytes) {
-  std::byte* data = NewZeros(size_bytes + kMemorySlackBytes);
+  return Of(std::move(account), part, NewZeros(size_bytes + kMemorySlackBytes), size_bytes);
+}
+
+Result<std::unique_ptr<HostMemory>> HostMemory::AllocateInArena(std::shared_ptr<MemoryAccount> account,
+                                                                std::string_view part, uint64_t size_bytes) {
+  std::shared_ptr<std::byte> data = account->arena().Allocate(size_bytes + kMemorySlackBytes);
+  return Of(std::move(account), part, std::move(data), size_bytes);
+}
+
+Result<std::unique_ptr<HostMemory>> HostMemory::Of(std::shared_ptr<MemoryAccount> account,
+                                                   std::string_view part, std::shared_ptr<std::byte> data,
+                                                   uint64_t size_bytes) {
   if (data == nullptr) {
     return Status(StatusCode::kOutOfMemory,
                   fmt::format("there is not enough memory for {} ({})", part, FormatBytes(size_bytes)));
   }
-  return std::unique_ptr<HostMemory>(new HostMemory(std::move(account), part, data, size_bytes));
+  return std::unique_ptr<HostMemory>(new HostMemory(std::move(account), part, std::move(data), size_bytes));
 }
 
-HostMemory::HostMemory(std::shared_ptr<MemoryAccount> account, std::string_view part, std::byte* data,
-                       uint64_t size_bytes)
-    : account_(std::move(account)), part_(part), data_(data), size_bytes_(size_bytes) {
+HostMemory::HostMemory(std::shared_ptr<MemoryAccount> account, std::string_view part,
+                       std::shared_ptr<std::byte> data, uint64_t size_bytes)
+    : account_(std::move(account)), part_(part), data_(std::move(data)), size_bytes_(size_bytes) {
   account_->Add(part_, size_bytes_);
 }
 
-HostMemory::~HostMemory() {
-  account_->Remove(part_, size_bytes_);
-  Free(data_, size_bytes_ + kMemorySlackBytes);
-}
+HostMemory::~HostMemory() { account_->Remove(part_, size_bytes_); }
 
 Result<std::unique_ptr<HostDevice>> HostDevice::Create(const HostDeviceOptions& options) {
   if (!options.instruction_set.empty()) KVRUN_RETURN_IF_ERROR(UseInstructionSet(options.instruction_set));

@@ -23,6 +23,7 @@
 #include "platform/base/status.h"
 #include "runtime/device/device.h"
 #include "runtime/device/host/host_cores.h"
+#include "runtime/device/host/memory_arena.h"
 #include "runtime/device/host/thread_pool.h"
 
 namespace kvrun::host {
@@ -33,10 +34,13 @@ class MemoryAccount {
   void Add(std::string_view part, uint64_t bytes);
   void Remove(std::string_view part, uint64_t bytes);
   std::vector<Device::MemoryPart> Parts() const;
+  // What matrices lie in.
+  MemoryArena& arena() { return arena_; }
 
  private:
   mutable std::mutex mutex_;
   std::map<std::string, uint64_t, std::less<>> bytes_;
+  MemoryArena arena_;
 };
 
 // What operations on the CPU may expect of a buffer's memory.
@@ -48,20 +52,25 @@ class HostMemory {
  public:
   static Result<std::unique_ptr<HostMemory>> Allocate(std::shared_ptr<MemoryAccount> account,
                                                       std::string_view part, uint64_t size_bytes);
+  // In the account's arena.
+  static Result<std::unique_ptr<HostMemory>> AllocateInArena(std::shared_ptr<MemoryAccount> account,
+                                                             std::string_view part, uint64_t size_bytes);
   ~HostMemory();
   HostMemory(const HostMemory&) = delete;
   HostMemory& operator=(const HostMemory&) = delete;
 
-  std::byte* data() const { return data_; }
+  std::byte* data() const { return data_.get(); }
   uint64_t size_bytes() const { return size_bytes_; }
 
  private:
-  HostMemory(std::shared_ptr<MemoryAccount> account, std::string_view part, std::byte* data,
+  static Result<std::unique_ptr<HostMemory>> Of(std::shared_ptr<MemoryAccount> account, std::string_view part,
+                                                std::shared_ptr<std::byte> data, uint64_t size_bytes);
+  HostMemory(std::shared_ptr<MemoryAccount> account, std::string_view part, std::shared_ptr<std::byte> data,
              uint64_t size_bytes);
 
   std::shared_ptr<MemoryAccount> account_;
   std::string part_;
-  std::byte* data_;
+  std::shared_ptr<std::byte> data_;
   uint64_t size_bytes_;
 };
 

@@ -191,6 +191,39 @@ void PackQuants(const PanelLayout& layout, const PlaneBytes& bytes, const FileBl
   }
 }
 
+// Small blocks of nibbles alone: a word of the file has four columns in its low nibbles, and the four of 16
+// columns later in its high ones. In a plane, the high nibbles are of the four columns that follow.
+bool IsOfNibbles(const TensorTypeInfo& info, const PlaneBytes& bytes) {
+  return info.block_elements == kBlockColumns && bytes.quants == 256 && bytes.high == 0;
+}
+
+void PackNibbles(const std::byte* nibbles, uint32_t r, std::byte* quants) {
+  constexpr uint32_t kLow = 0x0F0F0F0FU;
+  std::array<uint32_t, 4> words;
+  std::memcpy(words.data(), nibbles, sizeof(words));
+  for (uint32_t n = 0; n < 2; ++n) {
+    const uint32_t even = words[2 * n];
+    const uint32_t odd = words[2 * n + 1];
+    const uint32_t of_first = (even & kLow) | (odd & kLow) << 4;
+    const uint32_t of_second = (even >> 4 & kLow) | (odd & ~kLow);
+    std::memcpy(quants + size_t{64} * n + size_t{4} * r, &of_first, sizeof(of_first));
+    std::memcpy(quants + size_t{64} * (n + 2) + size_t{4} * r, &of_second, sizeof(of_second));
+  }
+}
+
+void PackRowOfNibbles(const PanelLayout& layout, const PlaneBytes& bytes, const TensorTypeInfo& info,
+                      const std::byte* row, uint32_t r, std::byte* panel) {
+  const uint32_t n_halves = bytes.scales / (2 * kPanelRows);
+  for (uint32_t b = 0; b < layout.n_blocks; ++b) {
+    const std::byte* const block = row + size_t{info.block_bytes} * b;
+    std::byte* const scales = panel + layout.scales + size_t{bytes.scales} * b;
+    for (uint32_t i = 0; i < n_halves; ++i) {
+      std::memcpy(scales + 2 * (kPanelRows * i + r), block + size_t{2} * i, 2);
+    }
+    PackNibbles(block + size_t{2} * n_halves, r, panel + size_t{bytes.quants} * b);
+  }
+}
+
 }  // namespace
 
 PanelLayout MakePanelLayout(TensorType type, uint32_t n_cols) {
@@ -223,6 +256,7 @@ void PackRow(const PanelLayout& layout, const std::byte* row, uint32_t r, std::b
     return;
   }
   const TensorTypeInfo& info = GetTensorType(layout.type);
+  if (IsOfNibbles(info, bytes)) return PackRowOfNibbles(layout, bytes, info, row, r, panel);
   for (uint32_t b = 0; b < layout.n_blocks; ++b) {
     const FileBlock block = ReadBlock(info, row, b);
     PackQuants(layout, bytes, block, b, r, panel);
@@ -318,9 +352,10 @@ Result<std::unique_ptr<Matrix>> PackMatrix(std::shared_ptr<MemoryAccount> accoun
   }
   KVRUN_CHECK(n_rows <= std::numeric_limits<uint32_t>::max());
   const PanelLayout layout = MakePanelLayout(type, n_cols);
-  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<HostMemory> memory,
-                         HostMemory::Allocate(std::move(account), "weights",
-                                              CeilDiv<uint64_t>(n_rows, kPanelRows) * layout.panel_bytes));
+  KVRUN_ASSIGN_OR_RETURN(
+      std::unique_ptr<HostMemory> memory,
+      HostMemory::AllocateInArena(std::move(account), "weights",
+                                  CeilDiv<uint64_t>(n_rows, kPanelRows) * layout.panel_bytes));
   std::byte* packed = memory->data();
   const auto pack = [&](uint64_t row, std::span<const std::byte> bytes) {
     PackRow(layout, bytes.data(), static_cast<uint32_t>(row % kPanelRows),
