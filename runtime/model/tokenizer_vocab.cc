@@ -1,8 +1,10 @@
 #include "runtime/model/tokenizer_vocab.h"
 
 #include <fmt/format.h>
+#include <xxhash.h>
 
 #include <algorithm>
+#include <bit>
 #include <string>
 
 #include "runtime/model/tokenizer_text.h"
@@ -21,6 +23,10 @@ constexpr std::string_view kEndOfGenerationTexts[] = {
     "<turn|>",         "<|return|>", "<|call|>",
     "<|flush|>",       "<|calls|>",  "<\uff5cend\u2581of\u2581sentence\uff5c>",
 };
+
+uint32_t TextHash(std::string_view text) {
+  return static_cast<uint32_t>(XXH3_64bits(text.data(), text.size()));
+}
 
 }  // namespace
 
@@ -54,11 +60,26 @@ Status Vocab::LoadTexts(const GgufFile& file) {
     offsets_.push_back(characters_.size());
     longest_text_bytes_ = std::max(longest_text_bytes_, text.size());
   }
-  index_.reserve(texts.size());
-  for (TokenId id = 0; static_cast<size_t>(id) < texts.size(); ++id) {
-    if (!text(id).empty()) index_.insert_or_assign(text(id), id);
-  }
+  IndexTexts();
   return Status::Ok();
+}
+
+void Vocab::IndexTexts() {
+  const size_t n_texts = offsets_.size() - 1;
+  index_.resize(std::bit_ceil(std::max<size_t>(2 * n_texts, 16)));
+  for (TokenId id = 0; static_cast<size_t>(id) < n_texts; ++id) {
+    if (text(id).empty()) continue;
+    const uint32_t hash = TextHash(text(id));
+    index_[SlotOf(text(id), hash)] = {hash, id};
+  }
+}
+
+size_t Vocab::SlotOf(std::string_view text, uint32_t hash) const {
+  size_t slot = hash & (index_.size() - 1);
+  for (; index_[slot].id >= 0; slot = (slot + 1) & (index_.size() - 1)) {
+    if (index_[slot].hash == hash && this->text(index_[slot].id) == text) break;
+  }
+  return slot;
 }
 
 Status Vocab::LoadTypes(const GgufFile& file) {
@@ -149,9 +170,6 @@ bool Vocab::StripsAfter(TokenId id) const {
   return text != "<unk>" && text != "<s>" && text != "<|endoftext|>";
 }
 
-TokenId Vocab::Find(std::string_view text) const {
-  const auto found = index_.find(text);
-  return found == index_.end() ? -1 : found->second;
-}
+TokenId Vocab::Find(std::string_view text) const { return index_[SlotOf(text, TextHash(text))].id; }
 
 }  // namespace kvrun

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "platform/base/status.h"
@@ -34,7 +33,6 @@ struct VocabDefaults {
   TokenId unknown = -1;
 };
 
-// Movable, not copyable: the index points into the texts.
 class Vocab {
  public:
   static Result<Vocab> Load(const GgufFile& file, const VocabDefaults& defaults);
@@ -71,6 +69,9 @@ class Vocab {
  private:
   Vocab() = default;
   Status LoadTexts(const GgufFile& file);
+  void IndexTexts();
+  // Where the index has this text, or has none yet.
+  size_t SlotOf(std::string_view text, uint32_t hash) const;
   Status LoadTypes(const GgufFile& file);
   Status LoadSpecials(const GgufFile& file, const VocabDefaults& defaults);
   Result<TokenId> SpecialId(const GgufFile& file, std::string_view key, TokenId fallback) const;
@@ -79,7 +80,13 @@ class Vocab {
   std::vector<uint64_t> offsets_;  // size() + 1
   std::vector<TokenType> types_;
   std::vector<bool> ends_generation_;
-  std::unordered_map<std::string_view, TokenId> index_;
+  // Open addressing; as many as a power of two, at most half of them in use. A program that starts looks up
+  // three texts for each merge rule: what has another hash is not compared.
+  struct Slot {
+    uint32_t hash = 0;
+    TokenId id = -1;
+  };
+  std::vector<Slot> index_;
   size_t longest_text_bytes_ = 0;
   TokenId bos_ = -1;
   TokenId eos_ = -1;
