@@ -66,6 +66,13 @@ Status InputFile::Read(uint64_t offset_bytes, std::span<std::byte> to) const {
   return Status::Ok();
 }
 
+void InputFile::WillNeed(uint64_t offset_bytes, uint64_t size_bytes) const {
+  if (offset_bytes >= size_bytes_) return;
+  size_bytes = std::min(size_bytes, size_bytes_ - offset_bytes);
+  posix_fadvise(fd_.get(), static_cast<off_t>(offset_bytes), static_cast<off_t>(size_bytes),
+                POSIX_FADV_WILLNEED);
+}
+
 Result<std::vector<std::byte>> InputFile::ReadAll() const {
   std::vector<std::byte> bytes(size_bytes_);
   KVRUN_RETURN_IF_ERROR(Read(0, bytes));

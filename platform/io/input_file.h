@@ -28,6 +28,8 @@ class InputFile {
   // names file and place, and says what to do.
   Status Read(uint64_t offset_bytes, std::span<std::byte> to) const;
   Result<std::vector<std::byte>> ReadAll() const;
+  // This will soon be read: the system may begin to, and returns at once.
+  void WillNeed(uint64_t offset_bytes, uint64_t size_bytes) const;
 
   // kCorrupt where its size or its time of change is another than when it was opened: what was read may be of
   // two files.

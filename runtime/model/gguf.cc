@@ -158,6 +158,11 @@ Status GgufFile::Read(const GgufTensor& tensor, uint64_t offset_bytes, std::span
   return Status::Ok();
 }
 
+void GgufFile::WillNeed(const GgufTensor& tensor, uint64_t offset_bytes, uint64_t size_bytes) const {
+  const GgufFile& part = PartOf(tensor);
+  if (part.is_on_disk()) part.file_.WillNeed(tensor.offset_bytes + offset_bytes, size_bytes);
+}
+
 Result<std::vector<std::byte>> GgufFile::ReadAll(const GgufTensor& tensor) const {
   std::vector<std::byte> bytes(tensor.size_bytes);
   KVRUN_RETURN_IF_ERROR(Read(tensor, 0, bytes));

@@ -103,6 +103,8 @@ class GgufFile {
   // Fills all of `to` with the tensor's bytes from `offset_bytes` on, which it must have. As InputFile::Read.
   Status Read(const GgufTensor& tensor, uint64_t offset_bytes, std::span<std::byte> to) const;
   Result<std::vector<std::byte>> ReadAll(const GgufTensor& tensor) const;
+  // As InputFile::WillNeed, from the tensor's beginning on, and also behind its end.
+  void WillNeed(const GgufTensor& tensor, uint64_t offset_bytes, uint64_t size_bytes) const;
   // kCorrupt where one of its files was cut or written to since it was opened.
   Status CheckUnchanged() const;
 

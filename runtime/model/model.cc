@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "platform/base/units.h"
 #include "runtime/model/fingerprint.h"
 #include "runtime/model/gguf_split.h"
 
@@ -62,6 +63,9 @@ Result<std::unique_ptr<Model>> ReadFile(std::unique_ptr<GgufFile> file, Accept a
     if (accept == Accept::kComputable || contradicts) return model->computable;
     model->config = ReadStatedConfig(*model->file);
   }
+  // Most who open a model then load it: the disk need not wait until its vocabulary is made.
+  constexpr uint64_t kFirstBytes = 32 * kMiB;
+  if (model->computable.ok()) model->file->WillNeed(*model->weights.token_embedding, 0, kFirstBytes);
   KVRUN_RETURN_IF_ERROR(ReadTokenizer(model.get()));
   return model;
 }
