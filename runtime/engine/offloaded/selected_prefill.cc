@@ -187,7 +187,7 @@ Status SelectedPrefill::Run(std::span<const StepRow> rows, const StepProgress& p
   if (!states_.are_none()) savings_ = states_.SavingsOf(prompt_.sequence, end);
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
   KVRUN_RETURN_IF_ERROR(commands_.Embed(*list, n_rows()));
-  KVRUN_RETURN_IF_ERROR(RecordNext(*list, 0, 0));
+  KVRUN_RETURN_IF_ERROR(RecordChoice(*list, 0));
   KVRUN_RETURN_IF_ERROR(Execute(*list));
   const Status run = RunLayers(rows, progress, store);
   const Status read = reading_.valid() ? reading_.get() : Status::Ok();  // the store is the caller's again
@@ -198,28 +198,40 @@ Status SelectedPrefill::Run(std::span<const StepRow> rows, const StepProgress& p
 Status SelectedPrefill::RunLayers(std::span<const StepRow> rows, const StepProgress& progress,
                                   PromptStore& store) {
   const ModelConfig& config = commands_.config();
-  uint32_t layer = 0;  // of those that keep growing KV
+  if (looks_ahead()) {
+    if (KeepsGrowingKv(0)) KVRUN_RETURN_IF_ERROR(BeginReading(0, store));
+    KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
+    KVRUN_RETURN_IF_ERROR(RecordChoice(*list, 1));
+    KVRUN_RETURN_IF_ERROR(Execute(*list));
+  }
   for (uint32_t model_layer = 0; model_layer < config.n_layers; ++model_layer) {
     if (progress && progress(uint64_t{model_layer} * n_rows() / config.n_layers, n_rows())) {
       return {StatusCode::kCancelled,
               fmt::format("cancelled in layer {} of a prompt of {} tokens", model_layer, n_rows())};
     }
-    KVRUN_RETURN_IF_ERROR(KeepsGrowingKv(model_layer) ? RunKvLayer(layer++, rows, store)
-                                                      : RunStateLayer(model_layer, rows));
+    KVRUN_RETURN_IF_ERROR(KeepsGrowingKv(model_layer) ? RunKvLayer(model_layer, rows, store)
+                                                      : RunStateLayer(model_layer, rows, store));
   }
   return Status::Ok();
 }
 
-Status SelectedPrefill::RecordNext(CommandList& list, uint32_t next_model_layer, uint32_t next_layer) {
-  if (!KeepsGrowingKv(next_model_layer)) return Status::Ok();
+uint32_t SelectedPrefill::KvLayerOf(uint32_t model_layer) const {
+  const std::vector<uint32_t>& kv_layers = commands_.config().kv_layers;
+  return static_cast<uint32_t>(std::lower_bound(kv_layers.begin(), kv_layers.end(), model_layer) -
+                               kv_layers.begin());
+}
+
+Status SelectedPrefill::RecordChoice(CommandList& list, uint32_t model_layer) {
+  if (!KeepsGrowingKv(model_layer)) return Status::Ok();
   const ModelConfig& config = commands_.config();
   const uint32_t n = n_choosing_;
+  const uint32_t layer = KvLayerOf(model_layer);
   KVRUN_RETURN_IF_ERROR(list.GatherRows(*commands_.hidden(), *inputs_.step, n, config.n_embd, hidden_.get()));
-  KVRUN_RETURN_IF_ERROR(list.RmsNorm(*hidden_, *commands_.layer(next_model_layer).attention_norm,
+  KVRUN_RETURN_IF_ERROR(list.RmsNorm(*hidden_, *commands_.layer(model_layer).attention_norm,
                                      config.rms_epsilon, n, config.n_embd, normed_.get()));
-  KVRUN_RETURN_IF_ERROR(commands_.Query(list, next_model_layer, n, *normed_, query_.get()));
-  KVRUN_RETURN_IF_ERROR(list.ScoreAndSelect(Score(next_layer)));
-  return cache_.index()->RecordSearch(list, next_layer, n, score_scratch_.get());
+  KVRUN_RETURN_IF_ERROR(commands_.Query(list, model_layer, n, *normed_, query_.get()));
+  KVRUN_RETURN_IF_ERROR(list.ScoreAndSelect(Score(layer)));
+  return cache_.index()->RecordSearch(list, layer, n, score_scratch_.get());
 }
 
 Status SelectedPrefill::Execute(CommandList& list) {
@@ -292,11 +304,12 @@ double SelectedPrefill::selected_share() const {
   return static_cast<double>(n_selected_) / all;
 }
 
-Status SelectedPrefill::RunKvLayer(uint32_t layer, std::span<const StepRow> rows, PromptStore& store) {
-  const uint32_t model_layer = commands_.config().kv_layers[layer];
+Status SelectedPrefill::RunKvLayer(uint32_t model_layer, std::span<const StepRow> rows, PromptStore& store) {
+  const uint32_t layer = KvLayerOf(model_layer);
   KVRUN_RETURN_IF_ERROR(EndReading(layer, store));
   KVRUN_RETURN_IF_ERROR(store.BeginLayer(layer));
   KVRUN_RETURN_IF_ERROR(store.LoadSelected(layer, selected_, records_.get(), tile_.get()));
+  if (looks_ahead() && KeepsGrowingKv(model_layer + 1)) KVRUN_RETURN_IF_ERROR(BeginReading(layer + 1, store));
   std::vector<uint32_t> tapped;
   store.ChooseTapped(prompt_.begin, n_rows(), &tapped);
   tile_rows_.assign(rows.begin(), rows.end());
@@ -315,16 +328,30 @@ Status SelectedPrefill::RunKvLayer(uint32_t layer, std::span<const StepRow> rows
       store.Tap(*list, {place.step, place.qkv, static_cast<uint32_t>(tapped.size()), n_rows(), 0}));
   KVRUN_RETURN_IF_ERROR(list->Attend(attention));
   KVRUN_RETURN_IF_ERROR(commands_.AfterAttention(*list, model_layer, n_rows(), place));
-  KVRUN_RETURN_IF_ERROR(RecordNext(*list, model_layer + 1, layer + 1));
+  KVRUN_RETURN_IF_ERROR(RecordChoice(*list, model_layer + (looks_ahead() ? 2 : 1)));
   KVRUN_RETURN_IF_ERROR(Execute(*list));
   KVRUN_RETURN_IF_ERROR(store.EndTap(prompt_.begin, tapped));
+  return KeepLayer(model_layer, store);
+}
+
+// The store serves one thread at a time, and the index does without it.
+Status SelectedPrefill::KeepLayer(uint32_t model_layer, PromptStore& store) {
+  const uint32_t layer = KvLayerOf(model_layer);
+  if (looks_ahead()) {
+    KVRUN_RETURN_IF_ERROR(store.Index(layer));
+    if (reading_.valid()) reading_.wait();
+    return store.StoreTile(layer, 0);
+  }
   KVRUN_RETURN_IF_ERROR(store.StoreTile(layer, 0));
   if (KeepsGrowingKv(model_layer + 1)) KVRUN_RETURN_IF_ERROR(BeginReading(layer + 1, store));
   return store.Index(layer);
 }
 
 // Its rows have positions and sequence of their own, not a tile's.
-Status SelectedPrefill::RunStateLayer(uint32_t model_layer, std::span<const StepRow> rows) {
+Status SelectedPrefill::RunStateLayer(uint32_t model_layer, std::span<const StepRow> rows,
+                                      PromptStore& store) {
+  if (looks_ahead() && KeepsGrowingKv(model_layer + 1))
+    KVRUN_RETURN_IF_ERROR(BeginReading(KvLayerOf(model_layer + 1), store));
   commands_.WriteRows(rows);
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
   KVRUN_RETURN_IF_ERROR(
@@ -333,9 +360,7 @@ Status SelectedPrefill::RunStateLayer(uint32_t model_layer, std::span<const Step
   for (const LayerStates::Saving& saving : savings_) {
     KVRUN_RETURN_IF_ERROR(states_.RecordSave(*list, model_layer, prompt_.sequence, *saving.to));
   }
-  const std::vector<uint32_t>& kv_layers = commands_.config().kv_layers;
-  const auto next = std::upper_bound(kv_layers.begin(), kv_layers.end(), model_layer) - kv_layers.begin();
-  KVRUN_RETURN_IF_ERROR(RecordNext(*list, model_layer + 1, static_cast<uint32_t>(next)));
+  KVRUN_RETURN_IF_ERROR(RecordChoice(*list, model_layer + (looks_ahead() ? 2 : 1)));
   return Execute(*list);
 }
 

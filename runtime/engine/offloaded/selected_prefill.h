@@ -7,7 +7,9 @@
 // and 7 are selected, of 4 entries each, and that the window begins with entry 100: places 0 to 7 hold
 // entries 12 to 15 and 28 to 31, place 8 holds entry 100, and 92 entries are left out.
 //
-// While a layer's entries are indexed, another thread reads what the next layer has chosen.
+// What is chosen is read by another thread. Where the method looks a layer ahead, a layer is chosen for
+// before the one in front of it is computed, and read meanwhile; else it is read while that one's entries are
+// indexed.
 //
 // Threads: one at a time.
 #pragma once
@@ -70,22 +72,25 @@ class SelectedPrefill final : public LayerTiles {
   StepPlace choosing_place() const;
   ScoreArgs Score(uint32_t layer) const;
   void WriteChoosingRows(std::span<const StepRow> rows);
-  Status RunLayer(uint32_t model_layer, uint32_t layer, std::span<const StepRow> rows, PromptStore& store);
-  Status RunKvLayer(uint32_t layer, std::span<const StepRow> rows, PromptStore& store);
-  Status RunStateLayer(uint32_t model_layer, std::span<const StepRow> rows);
-  // Records what comes after a layer: the choice of the next one, where that keeps KV.
-  Status RecordNext(CommandList& list, uint32_t next_model_layer, uint32_t next_layer);
+  Status RunKvLayer(uint32_t model_layer, std::span<const StepRow> rows, PromptStore& store);
+  Status RunStateLayer(uint32_t model_layer, std::span<const StepRow> rows, PromptStore& store);
+  // The choice of a layer, where that keeps KV, by what goes into the layer that is to be computed next.
+  Status RecordChoice(CommandList& list, uint32_t model_layer);
   // Executes a layer's list, with what comes after it.
   Status Execute(CommandList& list);
   Status RunLayers(std::span<const StepRow> rows, const StepProgress& progress, PromptStore& store);
-  // The choice of a layer was computed: what it has chosen is read by another thread.
+  // The choice of a layer was computed: what it has chosen is read by another thread, until EndReading.
   Status BeginReading(uint32_t layer, PromptStore& store);
   // It was read, and is what is selected.
   Status EndReading(uint32_t layer, PromptStore& store);
+  // A layer's entries go to the store and the index.
+  Status KeepLayer(uint32_t model_layer, PromptStore& store);
   // Of the layer whose choice was computed, ascending.
   Result<std::vector<uint32_t>> Selected(uint32_t layer) const;
   // Groups that rows have chosen, those with the largest sums of scores, in any order; at most so many.
   Result<std::vector<uint32_t>> BestChosen(uint32_t layer, size_t most) const;
+  bool looks_ahead() const { return cache_.plan().method.lookahead > 0; }
+  uint32_t KvLayerOf(uint32_t model_layer) const;    // the first one from there on
   bool KeepsGrowingKv(uint32_t model_layer) const {  // false behind the last one
     const ModelConfig& config = commands_.config();
     return model_layer < config.n_layers && config.layers[model_layer].keeps_growing_kv();
