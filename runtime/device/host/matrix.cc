@@ -51,24 +51,17 @@ void AddFifthBits(uint32_t high_bits, uint8_t* quants) {
   for (uint32_t j = 0; j < kBlockColumns; ++j) quants[j] |= static_cast<uint8_t>((high_bits >> j & 1U) << 4);
 }
 
+// Of Q5_0 and Q5_1: the others are packed as they are (PackRowOfWords).
 FileBlock ReadSmallBlock(TensorType type, const std::byte* at) {
   FileBlock out{};
   out.halves[0] = at;
   at += 2;
-  if (type == TensorType::kQ8_0) {
-    std::memcpy(out.quants, at, kBlockColumns);
-    return out;
-  }
-  if (type == TensorType::kQ4_1 || type == TensorType::kQ5_1) {
+  if (type == TensorType::kQ5_1) {
     out.halves[1] = at;
     at += 2;
   }
-  if (type == TensorType::kQ5_0 || type == TensorType::kQ5_1) {
-    ReadNibbles(at + 4, out.quants);
-    AddFifthBits(ReadU32(at), out.quants);
-  } else {
-    ReadNibbles(at, out.quants);
-  }
+  ReadNibbles(at + 4, out.quants);
+  AddFifthBits(ReadU32(at), out.quants);
   return out;
 }
 
@@ -191,13 +184,28 @@ void PackQuants(const PanelLayout& layout, const PlaneBytes& bytes, const FileBl
   }
 }
 
-// Small blocks of nibbles alone: a word of the file has four columns in its low nibbles, and the four of 16
-// columns later in its high ones. In a plane, the high nibbles are of the four columns that follow.
-bool IsOfNibbles(const TensorTypeInfo& info, const PlaneBytes& bytes) {
-  return info.block_elements == kBlockColumns && bytes.quants == 256 && bytes.high == 0;
+// Row r of a panel of small blocks, each with `halves` scales before its quants. put(block's quants, to):
+// they are whole words, to be put 64 bytes apart.
+template <uint32_t kHalves, uint32_t kFileBytes, uint32_t kPackedBytes, typename Put>
+void PackSmallBlocks(const PanelLayout& layout, const std::byte* row, uint32_t r, std::byte* panel,
+                     const Put& put) {
+  const uint32_t n_blocks = layout.n_blocks;
+  std::byte* scales = panel + layout.scales + size_t{2} * r;
+  std::byte* quants = panel + size_t{4} * r;
+  for (uint32_t b = 0; b < n_blocks; ++b) {
+    for (uint32_t i = 0; i < kHalves; ++i) {
+      std::memcpy(scales + size_t{2} * kPanelRows * i, row + size_t{2} * i, 2);
+    }
+    put(row + size_t{2} * kHalves, quants);
+    row += 2 * kHalves + kFileBytes;
+    scales += size_t{2} * kPanelRows * kHalves;
+    quants += kPackedBytes;
+  }
 }
 
-void PackNibbles(const std::byte* nibbles, uint32_t r, std::byte* quants) {
+// A word of the file has four columns in its low nibbles, and those 16 columns later in its high ones. In a
+// plane, the high nibbles are of the four columns that follow.
+void PutNibbles(const std::byte* nibbles, std::byte* quants) {
   constexpr uint32_t kLow = 0x0F0F0F0FU;
   std::array<uint32_t, 4> words;
   std::memcpy(words.data(), nibbles, sizeof(words));
@@ -206,21 +214,23 @@ void PackNibbles(const std::byte* nibbles, uint32_t r, std::byte* quants) {
     const uint32_t odd = words[2 * n + 1];
     const uint32_t of_first = (even & kLow) | (odd & kLow) << 4;
     const uint32_t of_second = (even >> 4 & kLow) | (odd & ~kLow);
-    std::memcpy(quants + size_t{64} * n + size_t{4} * r, &of_first, sizeof(of_first));
-    std::memcpy(quants + size_t{64} * (n + 2) + size_t{4} * r, &of_second, sizeof(of_second));
+    std::memcpy(quants + size_t{64} * n, &of_first, sizeof(of_first));
+    std::memcpy(quants + size_t{64} * (n + 2), &of_second, sizeof(of_second));
   }
 }
 
-void PackRowOfNibbles(const PanelLayout& layout, const PlaneBytes& bytes, const TensorTypeInfo& info,
-                      const std::byte* row, uint32_t r, std::byte* panel) {
-  const uint32_t n_halves = bytes.scales / (2 * kPanelRows);
-  for (uint32_t b = 0; b < layout.n_blocks; ++b) {
-    const std::byte* const block = row + size_t{info.block_bytes} * b;
-    std::byte* const scales = panel + layout.scales + size_t{bytes.scales} * b;
-    for (uint32_t i = 0; i < n_halves; ++i) {
-      std::memcpy(scales + 2 * (kPanelRows * i + r), block + size_t{2} * i, 2);
-    }
-    PackNibbles(block + size_t{2} * n_halves, r, panel + size_t{bytes.quants} * b);
+void PutBytes(const std::byte* bytes, std::byte* quants) {
+  for (uint32_t n = 0; n < kBlockGroups; ++n) std::memcpy(quants + size_t{64} * n, bytes + size_t{4} * n, 4);
+}
+
+// Types whose blocks are words already; false: it is none.
+bool PackRowOfWords(const PanelLayout& layout, const std::byte* row, uint32_t r, std::byte* panel) {
+  switch (layout.type) {
+    case TensorType::kQ8_0: PackSmallBlocks<1, 32, 512>(layout, row, r, panel, PutBytes); return true;
+    case TensorType::kQ4_0:
+    case TensorType::kIQ4_NL: PackSmallBlocks<1, 16, 256>(layout, row, r, panel, PutNibbles); return true;
+    case TensorType::kQ4_1: PackSmallBlocks<2, 16, 256>(layout, row, r, panel, PutNibbles); return true;
+    default: return false;
   }
 }
 
@@ -247,6 +257,7 @@ PanelLayout MakePanelLayout(TensorType type, uint32_t n_cols) {
 }
 
 void PackRow(const PanelLayout& layout, const std::byte* row, uint32_t r, std::byte* panel) {
+  if (PackRowOfWords(layout, row, r, panel)) return;
   const PlaneBytes bytes = GetPlaneBytes(layout.type);
   if (bytes.values != 0) {
     const size_t size = bytes.values / kPanelRows;
@@ -256,7 +267,6 @@ void PackRow(const PanelLayout& layout, const std::byte* row, uint32_t r, std::b
     return;
   }
   const TensorTypeInfo& info = GetTensorType(layout.type);
-  if (IsOfNibbles(info, bytes)) return PackRowOfNibbles(layout, bytes, info, row, r, panel);
   for (uint32_t b = 0; b < layout.n_blocks; ++b) {
     const FileBlock block = ReadBlock(info, row, b);
     PackQuants(layout, bytes, block, b, r, panel);
