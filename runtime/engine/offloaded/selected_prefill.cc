@@ -282,7 +282,8 @@ Result<std::vector<uint32_t>> SelectedPrefill::Selected(uint32_t layer) const {
 
 Status SelectedPrefill::BeginReading(uint32_t layer, PromptStore& store) {
   KVRUN_ASSIGN_OR_RETURN(next_selected_, Selected(layer));
-  reading_ = std::async(std::launch::async, [this, layer, &store] {
+  // Where there is no thread to be had, it is read by whoever waits for it.
+  reading_ = std::async(std::launch::async | std::launch::deferred, [this, layer, &store] {
     return store.ReadAhead(layer, next_selected_, records_.get());
   });
   return Status::Ok();
