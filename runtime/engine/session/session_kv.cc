@@ -46,13 +46,18 @@ Result<std::unique_ptr<BlockFile>> OpenKvFile(const KvStorageOptions& storage, F
   return CreateBlockFile(options);
 }
 
-// A file that ends with the process, and its key with it. unit_bytes: of what is written as a whole; 0:
-// pages.
-Result<std::unique_ptr<BlockFile>> Sealed(std::unique_ptr<BlockFile> file, uint32_t unit_bytes) {
+// A file that ends with the process, and its key with it.
+Result<std::unique_ptr<BlockFile>> Sealed(std::unique_ptr<BlockFile> file, const KvFileSize& size) {
   KVRUN_ASSIGN_OR_RETURN(const SecretKey key, SecretKey::Random());
-  if (unit_bytes == 0) unit_bytes = std::max(file->mode().alignment_bytes, SealedFile::kPageBytes);
-  KVRUN_ASSIGN_OR_RETURN(auto sealed, SealedFile::Create(std::move(file), key, unit_bytes, unit_bytes));
+  KVRUN_ASSIGN_OR_RETURN(auto sealed,
+                         SealedFile::Create(std::move(file), key, size.shape, 0, size.n_helpers));
   return std::unique_ptr<BlockFile>(std::move(sealed));
+}
+
+// What is put aside: pages, as many as there come to be.
+KvFileSize FirstPage(const BlockFile& file) {
+  const uint32_t page_bytes = std::max(file.mode().alignment_bytes, SealedFile::kPageBytes);
+  return {{.size_bytes = page_bytes, .unit_bytes = page_bytes}, 0};
 }
 
 // That options alone name; what a budget takes where they do not.
@@ -149,7 +154,7 @@ Result<KvOptions> KvPreparation::CompleteOptions() {
   KvOptions options = settings_.kv;
   if (settings_.flash_times) options.flash_times = settings_.flash_times;
   if (layer_time_ != nullptr) options.max_buffer_bytes = layer_time_->device().max_buffer_bytes;
-  if (settings_.storage.encrypts) options.sealed_tokens = std::max(settings_.storage.room_tokens, 1U);
+  options.is_sealed = settings_.storage.encrypts;
   KVRUN_ASSIGN_OR_RETURN(options.layer_shares, adapter_.LayerShares());
   return options;
 }
@@ -216,7 +221,8 @@ Result<std::unique_ptr<BlockFile>> KvPreparation::MakeFile(KeptFiles::Kind kind,
   if (!settings_.storage.encrypts) return file;
   IoMode mode = file->mode();
   mode.alignment_bytes = AlignmentOf(*file, settings_);
-  return Sealed(std::move(file), HasKeptRecords(plan) ? size(mode).unit_bytes : 0);
+  const KvFileSize sealed = HasKeptRecords(plan) ? size(mode) : FirstPage(*file);
+  return Sealed(std::move(file), sealed);
 }
 
 Status KvPreparation::MakeFiles(OffloadedPassOptions* options) const {
@@ -232,7 +238,8 @@ Status KvPreparation::MakeFiles(OffloadedPassOptions* options) const {
                                     kept_ != nullptr ? kept_->room_tokens() : 0));
   KVRUN_ASSIGN_OR_RETURN(options->spill, OpenKvFile(settings_.storage, FileUse::kIsKept));
   if (settings_.storage.encrypts) {
-    KVRUN_ASSIGN_OR_RETURN(options->spill, Sealed(std::move(options->spill), 0));
+    const KvFileSize size = FirstPage(*options->spill);
+    KVRUN_ASSIGN_OR_RETURN(options->spill, Sealed(std::move(options->spill), size));
   }
   return Status::Ok();
 }
