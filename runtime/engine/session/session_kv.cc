@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "platform/io/secret_key.h"
+#include "runtime/engine/machine/opening_speed.h"
 #include "runtime/engine/machine/storage_speed.h"
 #include "runtime/engine/pass/layer_states.h"
 #include "runtime/engine/pass/step_commands.h"
@@ -118,6 +120,12 @@ Result<KvPlan> PlanForSpeed(KvOptions options, const KvModelShape& shape, uint32
   return plan_with(kDefaultGroupTokens);
 }
 
+// That neither the device, nor the thread that reads, computes on.
+uint32_t SpareCores(const LayerTime* layer_time) {
+  if (layer_time == nullptr || layer_time->device().decodes_on_cpu) return 0;
+  return std::max(std::thread::hardware_concurrency(), 1U) - 1;
+}
+
 // In the folder: the KV, or what prompts put aside of it.
 bool HasFiles(const KvPlan& plan) { return plan.method.needs_file(); }
 
@@ -153,6 +161,7 @@ class KvPreparation {
 Result<KvOptions> KvPreparation::CompleteOptions() {
   KvOptions options = settings_.kv;
   if (settings_.flash_times) options.flash_times = settings_.flash_times;
+  if (settings_.storage.encrypts) options.spare_cores = SpareCores(layer_time_);
   if (layer_time_ != nullptr) options.max_buffer_bytes = layer_time_->device().max_buffer_bytes;
   options.is_sealed = settings_.storage.encrypts;
   KVRUN_ASSIGN_OR_RETURN(options.layer_shares, adapter_.LayerShares());
@@ -164,9 +173,11 @@ std::optional<FlashTimes> KvPreparation::TimesFor(std::optional<double> reads_pe
   if (!reads_per_s || layer_time_ == nullptr || !FollowsSpeed(settings_.kv)) return std::nullopt;
   const std::optional<double> layer_us = layer_time_->Microseconds();
   if (!layer_us) return std::nullopt;
-  return FlashTimes{.reads_per_s = *reads_per_s,
-                    .layer_us = *layer_us,
-                    .share_cores = layer_time_->device().decodes_on_cpu};
+  FlashTimes times{.reads_per_s = *reads_per_s,
+                   .layer_us = *layer_us,
+                   .share_cores = layer_time_->device().decodes_on_cpu};
+  if (settings_.storage.encrypts) times.opening = MeasuredOpening();
+  return times;
 }
 
 Result<KvPlan> KvPreparation::Plan(uint32_t n_ctx, uint32_t n_sequences) {
