@@ -138,6 +138,8 @@ SessionPlan TakeConfig(const Model& model, const SharedOptions& shared, uint32_t
   plan.model = &model;
   plan.n_sequences = n_sequences;
   plan.n_ctx = n_ctx;
+  plan.session = shared.session;
+  plan.session_key = shared.session_key;
   if (!shared.config.empty()) {
     plan.config = shared.config;
     const Json config = ReadConfig(shared, plan, nullptr);
@@ -156,7 +158,9 @@ SessionPlan TakeConfig(const Model& model, const SharedOptions& shared, uint32_t
 
 Json AskPlan(const SessionPlan& plan) {
   const std::vector<kvrun_option> kv_options = plan.kv.values();
-  const kvrun_session_options options = SessionOptions(kv_options, plan.n_sequences, plan.n_ctx);
+  kvrun_session_options options = SessionOptions(kv_options, plan.n_sequences, plan.n_ctx);
+  options.session = plan.session.c_str();
+  options.session_key_path = plan.session_key.c_str();
   return Explained([&] { return KvPlan(*plan.model, options); },
                    [&](const Failure& failure) { return ExplainRefusal(plan, failure); });
 }

@@ -24,6 +24,8 @@ struct SessionPlan {
   std::string origin;
   std::string adapter;  // the file that the config names, where none was given in its place; else empty
   std::string config;   // its path, where one is named
+  std::string session;  // where it is kept; empty: nowhere
+  std::string session_key;
   Json kv_plan;  // what the budget buys (kvrun_kv_plan_json), where one or a method is asked for; else null
   std::vector<std::string> notes;  // of the config and of what the budget buys, that were said
 };

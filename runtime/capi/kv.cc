@@ -48,7 +48,8 @@ kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_op
     *json = nullptr;
     KVRUN_RETURN_IF_ERROR(CheckNotNull(model, "model"));
     KVRUN_RETURN_IF_ERROR(model->model->computable);
-    KVRUN_ASSIGN_OR_RETURN(const kvrun::SessionOptions session, kvrun::capi::ReadSessionOptions(options));
+    KVRUN_ASSIGN_OR_RETURN(kvrun::SessionOptions session, kvrun::capi::ReadSessionOptions(options));
+    kvrun::SettleKept(&session);
     KVRUN_RETURN_IF_ERROR(kvrun::CheckSequenceCount(session.n_sequences));
     const kvrun::ModelConfig& config = model->model->config;
     const uint32_t n_ctx = kvrun::ChooseContext(session.n_ctx, config);

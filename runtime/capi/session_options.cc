@@ -89,7 +89,6 @@ Result<SessionOptions> ReadSessionOptions(const kvrun_session_options* given) {
     KVRUN_RETURN_IF_ERROR(CheckNotNull(read.kv_options[i].value, "kv_options[].value"));
     KVRUN_RETURN_IF_ERROR(SetKvOption(read.kv_options[i].name, read.kv_options[i].value, &options.kv));
   }
-  if (options.key != nullptr) options.kv.storage.encrypts = true;  // plans, too, are to say what it takes
   return options;
 }
 

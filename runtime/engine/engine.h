@@ -42,6 +42,9 @@ struct SessionOptions {
   std::shared_ptr<const SecretKey> key;
 };
 
+// Of a session that is kept, what its files ask for: a plan with it is the session's. Of another one nothing.
+void SettleKept(SessionOptions* options);
+
 class RateWatch;
 class SessionFiles;
 class Evaluation;

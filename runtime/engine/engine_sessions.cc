@@ -34,6 +34,12 @@ Result<SessionIdentity> IdentityOf(const Model& model, const KvSettings& setting
 
 }  // namespace
 
+void SettleKept(SessionOptions* options) {
+  if (options->path.empty()) return;
+  options->kv.storage.encrypts = options->key != nullptr;
+  options->kv.storage.least_alignment_bytes = SavePointFile::kAlignmentBytes;
+}
+
 Result<KvPlan> Engine::PlanSession(const KvSettings& kv, uint32_t n_ctx, uint32_t n_sequences) {
   const std::lock_guard lock(device_mutex_);
   return PlanSessionKv(model_, kv, n_ctx, n_sequences, layer_time());
@@ -138,10 +144,7 @@ Result<std::unique_ptr<Session>> Engine::KeepSession(const SessionOptions& given
                               options.path));
   }
   if (options.key != nullptr) KVRUN_RETURN_IF_ERROR(CheckEncryption());
-  options.kv.storage.encrypts = options.key != nullptr;
-  options.kv.storage.least_alignment_bytes = SavePointFile::kAlignmentBytes;
-  options.kv.storage.room_tokens =
-      std::max(ChooseContext(options.n_ctx, model_.config), model_.config.n_ctx_train);
+  SettleKept(&options);
   KVRUN_ASSIGN_OR_RETURN(const std::string fingerprint, model_.Fingerprint());
   Result<std::unique_ptr<SessionFiles>> opened = SessionFiles::Open(options.path, options.key);
   if (opened.status().code() == StatusCode::kUnsupported) {
@@ -161,7 +164,6 @@ Result<std::unique_ptr<Session>> Engine::KeepSession(const SessionOptions& given
   if (files->identity()) {
     note = files->ReadNote();
     const SessionIdentity identity = *files->identity();
-    options.kv.storage.room_tokens = identity.room_tokens;
     const auto is_damaged = std::make_shared<bool>(false);
     files->TellDamage(is_damaged);
     Result<std::unique_ptr<Session>> session = OpenSession(options, &files);

@@ -15,6 +15,7 @@
 #include "platform/base/check.h"
 #include "platform/base/saturating.h"
 #include "platform/base/units.h"
+#include "runtime/store/helper_threads.h"
 #include "runtime/store/parted_requests.h"
 #include "runtime/store/sealed_units.h"
 
@@ -24,12 +25,15 @@ namespace {
 constexpr auto kMemoryAlignment = std::align_val_t{64 * 1024};  // of any direct I/O
 constexpr uint32_t kMostBuffers = 4;
 constexpr uint32_t kBufferBytes = 64 * 1024;  // of whole units, if one is not longer
+// Less is opened sooner than a helper wakes.
+constexpr uint64_t kLeastSharedBytes = 64 * 1024;
+constexpr uint64_t kStackBytes = 16 * 1024;  // of a helper
 
 uint32_t UnitsOfBuffer(uint32_t unit_bytes) { return std::max(kBufferBytes / unit_bytes, 1U); }
 
-// Buffers, and a unit for what does not lie in one piece.
-uint64_t MemoryUnits(uint32_t unit_bytes, uint32_t queue_depth) {
-  return uint64_t{std::min(queue_depth, kMostBuffers)} * UnitsOfBuffer(unit_bytes) + 1;
+// Buffers, and of each thread a unit for what does not lie in one piece.
+uint64_t MemoryUnits(uint32_t unit_bytes, uint32_t queue_depth, uint32_t n_helpers) {
+  return uint64_t{std::min(queue_depth, kMostBuffers)} * UnitsOfBuffer(unit_bytes) + 1 + n_helpers;
 }
 
 }  // namespace
@@ -42,13 +46,15 @@ class SealedFile::Impl {
         mode_(file->mode()),
         requests_(mode_.queue_depth),
         waiting_(mode_.queue_depth),
+        come_(mode_.queue_depth),
         file_(std::move(file)) {
     mode_.alignment_bytes = std::max(mode_.alignment_bytes, kAlignmentBytes);
     if (unit_bytes <= kPageBytes && std::has_single_bit(unit_bytes)) mode_.alignment_bytes = unit_bytes;
   }
-  Status TakeMemory();
+  Status TakeMemory(uint32_t n_helpers);
+  Status StartHelpers(uint32_t n_helpers);
   static uint64_t TablesBytes(uint32_t queue_depth) {
-    return PartedRequests<Request>::MemoryBytes(queue_depth) + queue_depth * sizeof(uint32_t);
+    return PartedRequests<Request>::MemoryBytes(queue_depth) + queue_depth * 2 * sizeof(uint32_t);
   }
 
   const IoMode& mode() const { return mode_; }
@@ -72,7 +78,9 @@ class SealedFile::Impl {
   }
   Status VisitState(StateVisitor& visitor) {
     KVRUN_CHECK(requests_.are_done());
-    return units_.VisitState(visitor);
+    KVRUN_RETURN_IF_ERROR(units_.VisitState(visitor));
+    for (SealedUnits::Opener& opener : openers_) KVRUN_RETURN_IF_ERROR(units_.Prepare(&opener));
+    return Status::Ok();
   }
 
  private:
@@ -130,7 +138,10 @@ class SealedFile::Impl {
   void ReadPart(Request& request);
   void WritePart(Request& request);
   bool SealPart(Request& request, std::span<std::byte> buffer);
-  void OpenPart(Request& request);
+  // By the thread of that number; of several, each has requests of its own.
+  void OpenPart(Request& request, uint32_t thread);
+  bool OpenUnit(uint32_t unit, std::span<std::byte> bytes, uint32_t thread);
+  void OpenWhatHasCome();
   void OnPart(Request& request, int error_number);
   void Queue(Request& request, uint32_t n_units);
   void Finish(Request& request, int error_number);
@@ -144,17 +155,21 @@ class SealedFile::Impl {
   SealedUnits units_;
   IoMode mode_;
   std::unique_ptr<std::byte[], FreeMemory> memory_;
-  std::byte* scratch_ = nullptr;  // a unit of it
+  std::byte* scratch_ = nullptr;  // of it, a unit of each thread
   std::vector<uint32_t> free_buffers_;
   PartedRequests<Request> requests_;
   std::vector<uint32_t> waiting_;  // a ring: writes that have no buffer yet
   uint32_t waiting_begin_ = 0;
   uint32_t n_waiting_ = 0;
-  std::unique_ptr<BlockFile> file_;  // the first to go: requests in flight use the members above
+  std::vector<uint32_t> come_;  // reads of which a part has come and is to be opened
+  uint32_t n_come_ = 0;
+  std::vector<SealedUnits::Opener> openers_;  // of each helper
+  std::unique_ptr<HelperThreads> helpers_;    // null: there are none
+  std::unique_ptr<BlockFile> file_;           // the first to go: requests in flight use the members above
 };
 
-Status SealedFile::Impl::TakeMemory() {
-  const uint64_t n_bytes = MemoryUnits(unit_bytes_, mode_.queue_depth) * unit_bytes_;
+Status SealedFile::Impl::TakeMemory(uint32_t n_helpers) {
+  const uint64_t n_bytes = MemoryUnits(unit_bytes_, mode_.queue_depth, n_helpers) * unit_bytes_;
   memory_.reset(new (kMemoryAlignment, std::nothrow) std::byte[n_bytes]);
   if (memory_ == nullptr) {
     return {StatusCode::kOutOfMemory,
@@ -162,10 +177,23 @@ Status SealedFile::Impl::TakeMemory() {
                         FormatBytes(n_bytes))};
   }
   const uint32_t n_buffers = std::min(mode_.queue_depth, kMostBuffers);
-  scratch_ = memory_.get() + n_bytes - unit_bytes_;
+  const uint64_t scratch_bytes = uint64_t{1 + n_helpers} * unit_bytes_;
+  scratch_ = memory_.get() + n_bytes - scratch_bytes;
   for (uint32_t i = n_buffers; i > 0; --i) free_buffers_.push_back(i - 1);
-  const iovec region{memory_.get(), n_bytes - unit_bytes_};
+  const iovec region{memory_.get(), n_bytes - scratch_bytes};
   RegisterMemory({&region, 1});
+  return Status::Ok();
+}
+
+Status SealedFile::Impl::StartHelpers(uint32_t n_helpers) {
+  if (n_helpers == 0) return Status::Ok();
+  for (uint32_t i = 0; i < n_helpers; ++i) {
+    KVRUN_ASSIGN_OR_RETURN(SealedUnits::Opener opener, units_.MakeOpener());
+    openers_.push_back(std::move(opener));
+  }
+  KVRUN_ASSIGN_OR_RETURN(helpers_, HelperThreads::Create(n_helpers, [this](uint32_t job, uint32_t thread) {
+                           OpenPart(requests_[come_[job]], thread);
+                         }));
   return Status::Ok();
 }
 
@@ -220,28 +248,48 @@ void SealedFile::Impl::ReadPart(Request& request) {
   Queue(request, n_units);
 }
 
-void SealedFile::Impl::OpenPart(Request& request) {
+bool SealedFile::Impl::OpenUnit(uint32_t unit, std::span<std::byte> bytes, uint32_t thread) {
+  return (thread == 0 ? units_.Open(unit, bytes) : units_.Open(unit, bytes, &openers_[thread - 1])).ok();
+}
+
+void SealedFile::Impl::OpenPart(Request& request, uint32_t thread) {
   Cursor cursor{std::span(request.segments).first(request.n_segments), 0};
+  std::byte* const scratch = scratch_ + size_t{thread} * unit_bytes_;
   for (uint32_t unit = request.part_unit; unit < request.next_unit; ++unit) {
     const std::span<std::byte> in_place = cursor.Next(unit_bytes_);
     if (!in_place.empty()) {
-      if (!units_.Open(unit, in_place).ok()) request.error_number = EBADMSG;
+      if (!OpenUnit(unit, in_place, thread)) request.error_number = EBADMSG;
       cursor.Take(unit_bytes_, [](std::span<std::byte>) {});
       continue;
     }
-    std::byte* at = scratch_;
+    std::byte* at = scratch;
     Cursor from = cursor;
     from.Take(unit_bytes_, [&](std::span<std::byte> memory) {
       std::memcpy(at, memory.data(), memory.size());
       at += memory.size();
     });
-    if (!units_.Open(unit, {scratch_, unit_bytes_}).ok()) request.error_number = EBADMSG;
-    at = scratch_;
+    if (!OpenUnit(unit, {scratch, unit_bytes_}, thread)) request.error_number = EBADMSG;
+    at = scratch;
     cursor.Take(unit_bytes_, [&](std::span<std::byte> memory) {
       std::memcpy(memory.data(), at, memory.size());
       at += memory.size();
     });
   }
+}
+
+void SealedFile::Impl::OpenWhatHasCome() {
+  uint64_t n_units = 0;
+  for (uint32_t i = 0; i < n_come_; ++i) {
+    const Request& request = requests_[come_[i]];
+    n_units += request.next_unit - request.part_unit;
+  }
+  if (helpers_ != nullptr && n_come_ > 1 && n_units * unit_bytes_ >= kLeastSharedBytes) {
+    helpers_->Run(n_come_);
+  } else {
+    for (uint32_t i = 0; i < n_come_; ++i) OpenPart(requests_[come_[i]], 0);
+  }
+  const uint32_t n = std::exchange(n_come_, 0);
+  for (uint32_t i = 0; i < n; ++i) GoOn(requests_[come_[i]]);
 }
 
 // With a buffer that is free.
@@ -279,8 +327,8 @@ bool SealedFile::Impl::SealPart(Request& request, std::span<std::byte> buffer) {
 void SealedFile::Impl::OnPart(Request& request, int error_number) {
   if (request.kind == IoKind::kWrite) free_buffers_.push_back(request.buffer);
   if (error_number != 0) return Finish(request, error_number);
-  if (request.kind == IoKind::kRead) OpenPart(request);
-  GoOn(request);
+  if (request.kind == IoKind::kWrite) return GoOn(request);
+  come_[n_come_++] = requests_.IndexOf(request);
 }
 
 void SealedFile::Impl::ServeWaiting() {
@@ -312,7 +360,10 @@ Result<size_t> SealedFile::Impl::Complete(std::span<IoCompletion> completions, s
   return requests_.Complete(
       *file_, completions, at_least,
       [this](Request& request, int error_number) { OnPart(request, error_number); },
-      [this] { ServeWaiting(); });
+      [this] {
+        OpenWhatHasCome();
+        ServeWaiting();
+      });
 }
 
 void SealedFile::Impl::Discard(uint64_t offset_bytes, uint64_t size_bytes) {
@@ -325,31 +376,32 @@ void SealedFile::Impl::Discard(uint64_t offset_bytes, uint64_t size_bytes) {
 }
 
 Result<std::unique_ptr<SealedFile>> SealedFile::Create(std::unique_ptr<BlockFile> file, const SecretKey& key,
-                                                       uint64_t size_bytes, uint32_t unit_bytes,
-                                                       uint32_t number) {
+                                                       const SealedShape& shape, uint32_t number,
+                                                       uint32_t n_helpers) {
   const uint32_t alignment_bytes = std::max(file->mode().alignment_bytes, kAlignmentBytes);
-  const uint32_t n_units = CountUnits(size_bytes, unit_bytes);
-  if (n_units == 0 || unit_bytes % alignment_bytes != 0) {
+  if (shape.n_units() == 0 || shape.unit_bytes % alignment_bytes != 0) {
     return Status(
         StatusCode::kInvalidArgument,
         fmt::format("a file that is encrypted cannot have {} bytes in units of {}: those must be a multiple "
                     "of {}",
-                    size_bytes, unit_bytes, alignment_bytes));
+                    shape.size_bytes, shape.unit_bytes, alignment_bytes));
   }
-  KVRUN_ASSIGN_OR_RETURN(SealedUnits units, SealedUnits::Create(key, n_units, unit_bytes, number));
-  auto impl = std::make_unique<Impl>(std::move(file), std::move(units), unit_bytes);
-  KVRUN_RETURN_IF_ERROR(impl->TakeMemory());
+  KVRUN_CHECK(shape.used_bytes <= shape.unit_bytes && shape.held_units <= shape.lane_units);
+  KVRUN_ASSIGN_OR_RETURN(SealedUnits units, SealedUnits::Create(key, shape, number));
+  auto impl = std::make_unique<Impl>(std::move(file), std::move(units), shape.unit_bytes);
+  KVRUN_RETURN_IF_ERROR(impl->TakeMemory(n_helpers));
+  KVRUN_RETURN_IF_ERROR(impl->StartHelpers(n_helpers));
   return std::unique_ptr<SealedFile>(new SealedFile(std::move(impl)));
 }
 
 SealedFile::SealedFile(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 SealedFile::~SealedFile() = default;
 
-uint64_t SealedFile::MemoryBytes(uint64_t size_bytes, uint32_t unit_bytes, uint32_t queue_depth) {
-  const uint32_t n_units = CountUnits(size_bytes, unit_bytes);
-  if (n_units == 0) return 0;
-  return SaturatingSum({sizeof(Impl), Impl::TablesBytes(queue_depth), SealedUnits::MemoryBytes(n_units),
-                        MemoryUnits(unit_bytes, queue_depth) * unit_bytes});
+uint64_t SealedFile::MemoryBytes(const SealedShape& shape, uint32_t queue_depth, uint32_t n_helpers) {
+  if (shape.n_units() == 0) return 0;
+  return SaturatingSum({sizeof(Impl), Impl::TablesBytes(queue_depth), SealedUnits::MemoryBytes(shape),
+                        MemoryUnits(shape.unit_bytes, queue_depth, n_helpers) * shape.unit_bytes,
+                        n_helpers * (kStackBytes + SealedUnits::kOpenerBytes)});
 }
 
 const IoMode& SealedFile::mode() const { return impl_->mode(); }

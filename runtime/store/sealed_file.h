@@ -6,6 +6,9 @@
 // its way or on the disk, by accident or on purpose - is found (SealedUnits), and nothing of it is handed
 // out.
 //
+// Where it has helpers, several threads open what has come while Complete waits for them: each whole
+// requests. They have no part in anything else.
+//
 // Threads: one at a time. Submit and Complete allocate nothing, but for messages of errors.
 #pragma once
 
@@ -16,6 +19,7 @@
 #include "platform/base/status.h"
 #include "platform/io/block_file.h"
 #include "platform/io/secret_key.h"
+#include "runtime/store/sealed_units.h"
 #include "runtime/store/state_visitor.h"
 
 namespace kvrun {
@@ -28,22 +32,23 @@ class SealedFile final : public BlockFile {
   // Of a file of which any part may be written: a unit less would need more memory.
   static constexpr uint32_t kPageBytes = 4096;
 
-  // size_bytes: of all units, rounded up to whole ones. `number`: of the file, among those of one session.
+  // `number`: of the file, among those of one session. n_helpers: threads that open beside the caller's.
   // kUnsupported: this build cannot encrypt.
   static Result<std::unique_ptr<SealedFile>> Create(std::unique_ptr<BlockFile> file, const SecretKey& key,
-                                                    uint64_t size_bytes, uint32_t unit_bytes,
-                                                    uint32_t number = 0);
+                                                    const SealedShape& shape, uint32_t number = 0,
+                                                    uint32_t n_helpers = 0);
   ~SealedFile() override;  // of reads in flight, the memory may hold what is sealed
 
-  // What it holds in memory beside the file below: 24 bytes a unit, what writes are sealed into, and tables
-  // of requests.
-  static uint64_t MemoryBytes(uint64_t size_bytes, uint32_t unit_bytes, uint32_t queue_depth);
+  // What it holds in memory beside the file below: what SealedUnits does, what writes are sealed into, tables
+  // of requests, and helpers.
+  static uint64_t MemoryBytes(const SealedShape& shape, uint32_t queue_depth, uint32_t n_helpers = 0);
 
   const IoMode& mode() const override;
   // Requests are of whole units, else they are complete with EINVAL (or ENODATA, where they are behind the
-  // last one). Of a unit that was never written zeros are read. A read of which a unit does not open is
-  // complete with EBADMSG: such units are zeros then, and the others are what they are. A write that fails
-  // leaves units that were never written. A request may be several of the file below, one after another.
+  // last one); writes of units that cannot be there fail with EIO. Of a unit that was never written zeros are
+  // read. A read of which a unit does not open is complete with EBADMSG: such units are zeros then, and the
+  // others are what they are. A write that fails leaves units that were never written. A request may be
+  // several of the file below, one after another.
   Result<size_t> Submit(std::span<const IoRequest> requests) override;
   Result<size_t> Complete(std::span<IoCompletion> completions, size_t at_least) override;
   // Units are more from then on, where the file below has room for them.

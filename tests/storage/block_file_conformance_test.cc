@@ -56,8 +56,9 @@ class BlockFileConformance : public ::testing::TestWithParam<Case> {
     if (GetParam().seals) {
       if (!CheckEncryption().ok()) GTEST_SKIP() << CheckEncryption().message();
       const uint32_t unit_bytes = std::max(file_->mode().alignment_bytes, SealedFile::kAlignmentBytes);
-      file_ =
-          SealedFile::Create(std::move(file_), SecretKey::Random().value(), 40 * kBlock, unit_bytes).value();
+      file_ = SealedFile::Create(std::move(file_), SecretKey::Random().value(),
+                                 {.size_bytes = 40 * kBlock, .unit_bytes = unit_bytes})
+                  .value();
     }
   }
 

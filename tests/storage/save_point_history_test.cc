@@ -79,7 +79,8 @@ class SavePointHistory {
     file_ = std::move(made).value();
     if (key_ != nullptr) {
       auto sealed =
-          SealedFile::Create(std::move(file_), *key_, uint64_t{kHistoryUnits} * kUnitBytes, kUnitBytes);
+          SealedFile::Create(std::move(file_), *key_,
+                             {.size_bytes = uint64_t{kHistoryUnits} * kUnitBytes, .unit_bytes = kUnitBytes});
       EXPECT_TRUE(sealed.ok());
       sealed_ = sealed->get();
       file_ = std::move(sealed).value();

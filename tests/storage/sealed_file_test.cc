@@ -36,7 +36,7 @@ TEST_F(SealedFileTest, SaysWhatIsInEffectAndRefusesWhatCannotBeDone) {
   EXPECT_EQ(DoOne(*file_, IoKind::kRead, 0, all), 0);
   EXPECT_TRUE(AreZeros(all)) << "never written";
   for (const uint32_t unit_bytes : {0U, 100U, 4096U + 100}) {
-    EXPECT_EQ(SealedFile::Create(Below(), KeyNumber(1), kSealedBytes, unit_bytes).status().code(),
+    EXPECT_EQ(SealedFile::Create(Below(), KeyNumber(1), ShapeOf(kSealedBytes, unit_bytes)).status().code(),
               StatusCode::kInvalidArgument);
   }
 }
@@ -48,8 +48,8 @@ TEST_F(SealedFileTest, WhatIsWrittenIsReadThroughAnySegments) {
   Random random(7);
   for (int round = 0; round < 20; ++round) {
     PowerCutDisk disk(static_cast<uint64_t>(round));
-    const auto file = OrDie(
-        SealedFile::Create(std::make_unique<PowerCutFile>(disk, 8), key, kMany * kUnitBytes, kUnitBytes));
+    const auto file =
+        OrDie(SealedFile::Create(std::make_unique<PowerCutFile>(disk, 8), key, ShapeOf(kMany * kUnitBytes)));
     const AlignedMemory written(kMany * kUnitBytes);
     FillPattern(written.span(), 0, static_cast<uint64_t>(round));
     const auto cut = [&](const AlignedMemory& memory) {
@@ -182,7 +182,7 @@ TEST_F(SealedFileTest, OpeningUnitsOfOtherOpeningsAllocatesNothing) {
   Open();
   ASSERT_EQ(WriteUnit(*file_, 1, 2), 0);
   Save();
-  auto units = OrDie(SealedUnits::Create(KeyNumber(1), kSealedUnits, kUnitBytes, 0));
+  auto units = OrDie(SealedUnits::Create(KeyNumber(1), ShapeOf(kSealedBytes), 0));
   StateLoader loader(*state_);
   RunOrDie(units.VisitState(loader));
   std::vector<std::byte> sealed[2] = {DiskUnit(0), DiskUnit(1)};
@@ -228,7 +228,7 @@ TEST_F(SealedFileTest, AWriteThatFailsLeavesUnitsThatWereNeverWritten) {
   io_.Bytes(kSealedName).clear();
   auto kept = OrDie(
       SavePointFile::Create(std::make_unique<FaultyBlockFile>(Below(), plan), kSealedBytes, kUnitBytes));
-  file_ = OrDie(SealedFile::Create(std::move(kept), KeyNumber(1), kSealedBytes, kUnitBytes));
+  file_ = OrDie(SealedFile::Create(std::move(kept), KeyNumber(1), ShapeOf(kSealedBytes)));
   ASSERT_EQ(WriteUnit(*file_, 0, 1), 0);
   ASSERT_EQ(WriteUnit(*file_, 0, 2, 2), EIO);
   const AlignedMemory memory(2 * kUnitBytes);
@@ -244,7 +244,7 @@ TEST_F(SealedFileTest, StoresSayWhatDoesNotOpen) {
   constexpr uint32_t kRecordBytes = 8000;  // padded to a unit
   const GroupStoreShape shape{.n_layers = 1, .n_streams = 1, .n_groups = 8, .record_bytes = kRecordBytes};
   disk_ = PowerCutDisk(5);
-  auto file = OrDie(SealedFile::Create(Below(), KeyNumber(1), kUnitBytes, kUnitBytes));
+  auto file = OrDie(SealedFile::Create(Below(), KeyNumber(1), ShapeOf(kUnitBytes)));
   const auto store = OrDie(GroupStore::Create(std::move(file), shape, 4 * kUnitBytes));
   std::vector<std::byte> records(8 * kRecordBytes);
   FillPattern(records, 0, 1);
@@ -271,7 +271,7 @@ TEST_F(SealedFileTest, StoresSayWhatDoesNotOpen) {
 // The same of what a prompt puts aside, which knows its size late.
 TEST_F(SealedFileTest, SpillFilesGrowAndSayWhatDoesNotOpen) {
   disk_ = PowerCutDisk(6);
-  auto file = OrDie(SealedFile::Create(Below(), KeyNumber(1), 4096, 4096));
+  auto file = OrDie(SealedFile::Create(Below(), KeyNumber(1), ShapeOf(4096, 4096)));
   const auto spill = OrDie(SpillFile::Create(std::move(file), 300'000));
   std::vector<std::byte> bytes(200'001);
   FillPattern(bytes, 0, 1);
@@ -283,13 +283,65 @@ TEST_F(SealedFileTest, SpillFilesGrowAndSayWhatDoesNotOpen) {
   EXPECT_EQ(spill->Read(SpillFile::kOffsetAlignment, read).code(), StatusCode::kCorrupt);
 }
 
+// Many reads at once, of which some do not open, by one thread and by several: the same answers.
+TEST_F(SealedFileTest, HelpersOpenWhatOneThreadWould) {
+  constexpr uint32_t kMany = 64;
+  constexpr uint32_t kDepth = 16;
+  constexpr uint32_t kRounds = 30;
+  for (const uint32_t n_helpers : {0U, 1U, 3U}) {
+    SCOPED_TRACE(n_helpers);
+    disk_ = PowerCutDisk(7);
+    SealedShape shape = ShapeOf(kMany * kUnitBytes);
+    if (n_helpers == 1) shape.used_bytes = kUnitBytes - kTagBytes;
+    const auto file = OrDie(
+        SealedFile::Create(std::make_unique<PowerCutFile>(disk_, kDepth), KeyNumber(1), shape, 0, n_helpers));
+    const AlignedMemory written(kMany * kUnitBytes);
+    FillPattern(written.span(), 0, 1);
+    ASSERT_EQ(DoOne(*file, IoKind::kWrite, 0, written.span()), 0);
+    for (const uint32_t unit : {3U, 40U}) ChangeDisk(size_t{unit} * kUnitBytes + 9, std::byte{2});
+    const AlignedMemory read(kMany * kUnitBytes);
+    for (uint32_t round = 0; round < kRounds; ++round) {
+      read.Fill(1);
+      std::vector<iovec> segments(kMany / 2);
+      std::vector<IoRequest> requests;
+      for (uint32_t i = 0; i < kMany / 2; ++i) {
+        const size_t at = size_t{2} * i * kUnitBytes;
+        segments[i] = {read.data() + at, 2 * kUnitBytes};
+        requests.push_back({IoKind::kRead, at, {&segments[i], 1}, i});
+      }
+      std::span<const IoRequest> left = requests;
+      uint32_t n_done = 0;
+      std::vector<IoCompletion> completions(kDepth);
+      const uint64_t n_before = CurrentHeapUse().n_allocations;
+      while (n_done < requests.size()) {
+        left = left.subspan(file->Submit(left).value());
+        const size_t n = file->Complete(completions, 1).value();
+        for (const IoCompletion& one : std::span(completions).first(n)) {
+          ASSERT_EQ(one.error_number, one.tag == 1 || one.tag == 20 ? EBADMSG : 0) << one.tag;
+        }
+        n_done += static_cast<uint32_t>(n);
+      }
+      if (n_before == CurrentHeapUse().n_allocations) continue;
+      // Two messages of errors.
+      EXPECT_LE(CurrentHeapUse().n_allocations - n_before, 8U);
+    }
+    for (uint32_t unit = 0; unit < kMany; ++unit) {
+      const auto bytes = read.span().subspan(size_t{unit} * kUnitBytes,
+                                             shape.used_bytes > 0 ? shape.used_bytes : kUnitBytes);
+      const bool is_changed = unit == 3 || unit == 40;
+      ASSERT_TRUE(is_changed ? AreZeros(bytes) : HoldsPattern(bytes, size_t{unit} * kUnitBytes, 1)) << unit;
+    }
+  }
+}
+
 TEST_F(SealedFileTest, HoldsInMemoryWhatItSays) {
   constexpr uint64_t kManyBytes = uint64_t{100'000} * kUnitBytes;
+  const SealedShape shape = ShapeOf(kManyBytes);
   auto below = Below();
   const HeapUse before = CurrentHeapUse();
-  const auto file = OrDie(SealedFile::Create(std::move(below), KeyNumber(1), kManyBytes, kUnitBytes));
+  const auto file = OrDie(SealedFile::Create(std::move(below), KeyNumber(1), shape));
   const uint64_t held_bytes = CurrentHeapUse().live_bytes - before.live_bytes;
-  const uint64_t said_bytes = SealedFile::MemoryBytes(kManyBytes, kUnitBytes, kSealedDepth);
+  const uint64_t said_bytes = SealedFile::MemoryBytes(shape, kSealedDepth);
   EXPECT_LE(held_bytes, said_bytes + 256);
   EXPECT_GE(held_bytes + 256, said_bytes);
   EXPECT_GE(said_bytes, 24 * 100'000U);

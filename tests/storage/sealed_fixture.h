@@ -11,6 +11,7 @@
 
 #include "platform/io/seal.h"
 #include "runtime/store/sealed_file.h"
+#include "runtime/store/sealed_units.h"
 #include "tests/storage/numbered_key.h"
 #include "tests/storage/power_cut_io.h"
 #include "tests/storage/save_point_fixture.h"
@@ -22,6 +23,12 @@ inline constexpr char kSealedName[] = "s";
 inline constexpr uint32_t kSealedUnits = 12;
 inline constexpr uint64_t kSealedBytes = uint64_t{kSealedUnits} * kUnitBytes;
 inline constexpr uint32_t kSealedDepth = 3;
+
+inline constexpr uint32_t kHelpers = 2;
+
+inline SealedShape ShapeOf(uint64_t size_bytes, uint32_t unit_bytes = kUnitBytes) {
+  return {.size_bytes = size_bytes, .unit_bytes = unit_bytes};
+}
 
 // A file with save points and one process after another that has it.
 class SealedFileTest : public ::testing::Test {
@@ -41,7 +48,7 @@ class SealedFileTest : public ::testing::Test {
     state_ = OrDie(is_new ? StateFile::Create(kSealedName, &io_) : std::move(state));
     auto kept = OrDie(SavePointFile::Create(std::move(below), size_bytes, kUnitBytes));
     kept_ = kept.get();
-    file_ = OrDie(SealedFile::Create(std::move(kept), key, size_bytes, kUnitBytes, number));
+    file_ = OrDie(SealedFile::Create(std::move(kept), key, ShapeOf(size_bytes), number, kHelpers));
     if (is_new) return Status::Ok();
     StateLoader loader(*state_);
     KVRUN_RETURN_IF_ERROR(kept_->VisitState(loader, 0));

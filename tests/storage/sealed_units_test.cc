@@ -36,9 +36,16 @@ class SealedUnitsTest : public SealedFileTest {
   Status Load(const std::vector<SavedOpening>& openings, const std::vector<SavedUnit>& units) {
     RunOrDie(state_->BeginSave());
     RunOrDie(state_->Put({StatePart::kSeals, 0}, std::as_bytes(std::span(openings))));
-    RunOrDie(state_->Put({StatePart::kSeals, 1}, std::as_bytes(std::span(units))));
+    std::vector<uint64_t> places;
+    std::vector<std::array<std::byte, kTagBytes>> tags;
+    for (const SavedUnit& unit : units) {
+      places.push_back(unit.place);
+      tags.push_back(unit.tag);
+    }
+    RunOrDie(state_->Put({StatePart::kSeals, 1}, std::as_bytes(std::span(places))));
+    RunOrDie(state_->Put({StatePart::kSeals, 2}, std::as_bytes(std::span(tags))));
     RunOrDie(state_->Commit());
-    loaded_.emplace(OrDie(SealedUnits::Create(KeyNumber(1), kSealedUnits, kUnitBytes, 0)));
+    loaded_.emplace(OrDie(SealedUnits::Create(KeyNumber(1), shape_, 0)));
     StateLoader loader(*state_);
     return loaded_->VisitState(loader);
   }
@@ -50,6 +57,7 @@ class SealedUnitsTest : public SealedFileTest {
   }
   static uint64_t Place(uint64_t opening, uint64_t count) { return opening << 48 | count; }
 
+  SealedShape shape_ = ShapeOf(kSealedBytes);
   std::optional<SealedUnits> loaded_;
 };
 
@@ -87,6 +95,68 @@ TEST_F(SealedUnitsTest, UnitsThatWereSealedAsThePageSaysOpen) {
     ASSERT_TRUE(loaded_->Open(kUnit, bytes).ok());
     EXPECT_TRUE(HoldsPattern(bytes, 0, 9));
   }
+}
+
+// The same where the tag lies behind the used bytes: what is between them is not told of.
+TEST_F(SealedUnitsTest, TagsLieInUnitsThatHaveRoom) {
+  shape_.used_bytes = kUnitBytes - kTagBytes;
+  ASSERT_TRUE(Load({}, {}).ok());
+  std::vector<std::byte> plain(kUnitBytes);
+  FillPattern(plain, 0, 9);
+  std::vector<std::byte> sealed(kUnitBytes);
+  RunOrDie(loaded_->Seal(2, plain, sealed));
+  for (const size_t at :
+       {size_t{0}, size_t{kUnitBytes} - 17, size_t{kUnitBytes} - 16, size_t{kUnitBytes} - 1}) {
+    std::vector<std::byte> changed = sealed;
+    changed[at] ^= std::byte{1};
+    EXPECT_EQ(loaded_->Open(2, changed).code(), StatusCode::kCorrupt) << at;
+    EXPECT_TRUE(AreZeros(changed));
+  }
+  std::vector<std::byte> older = sealed;
+  RunOrDie(loaded_->Seal(2, plain, sealed));
+  EXPECT_EQ(loaded_->Open(2, older).code(), StatusCode::kCorrupt) << "what it was before";
+  std::vector<std::byte> elsewhere = sealed;
+  RunOrDie(loaded_->Seal(3, plain, plain));
+  EXPECT_EQ(loaded_->Open(3, elsewhere).code(), StatusCode::kCorrupt);
+  RunOrDie(loaded_->Open(2, sealed));
+  EXPECT_TRUE(HoldsPattern(std::span(sealed).first(shape_.used_bytes), 0, 9));
+  EXPECT_TRUE(AreZeros(std::span(sealed).last(kTagBytes)));
+  EXPECT_EQ(SealedUnits::MemoryBytes(shape_), 8U * kSealedUnits);
+  shape_.used_bytes += 1;
+  EXPECT_EQ(SealedUnits::MemoryBytes(shape_), 24U * kSealedUnits) << "there is no room";
+}
+
+// Memory is for the units of a lane that may be there, and a longer lane finds what a shorter one saved.
+TEST_F(SealedUnitsTest, LanesHoldTheirFirstUnits) {
+  shape_.lane_units = 5;  // so that the last lane is not whole
+  shape_.held_units = 2;
+  EXPECT_EQ(SealedUnits::MemoryBytes(shape_), 24U * 3 * 2);
+  auto shorter = OrDie(SealedUnits::Create(KeyNumber(1), shape_, 0));
+  std::vector<std::byte> units[2] = {std::vector<std::byte>(kUnitBytes), std::vector<std::byte>(kUnitBytes)};
+  for (int i = 0; i < 2; ++i) FillPattern(units[i], 0, static_cast<uint64_t>(i));
+  RunOrDie(shorter.Seal(5, units[0], units[0]));
+  RunOrDie(shorter.Seal(11, units[1], units[1]));
+  EXPECT_EQ(shorter.Seal(7, units[0], units[0]).code(), StatusCode::kInvalidArgument);
+  EXPECT_FALSE(shorter.IsThere(7));
+  EXPECT_TRUE(shorter.IsThere(5) && shorter.IsThere(11) && !shorter.IsThere(1));
+  RunOrDie(state_->BeginSave());
+  StateSaver saver(*state_);
+  RunOrDie(shorter.VisitState(saver));
+  RunOrDie(state_->Commit());
+  const auto load = [&](uint32_t held_units) {
+    shape_.held_units = held_units;
+    loaded_.emplace(OrDie(SealedUnits::Create(KeyNumber(1), shape_, 0)));
+    StateLoader loader(*state_);
+    return loaded_->VisitState(loader);
+  };
+  EXPECT_EQ(load(1).code(), StatusCode::kInvalidArgument);
+  ASSERT_TRUE(load(4).ok());
+  RunOrDie(loaded_->Open(5, units[0]));
+  RunOrDie(loaded_->Open(11, units[1]));
+  EXPECT_TRUE(HoldsPattern(units[0], 0, 0) && HoldsPattern(units[1], 0, 1));
+  EXPECT_TRUE(loaded_->Seal(8, units[0], units[0]).ok());
+  loaded_->Forget(4, 9);
+  EXPECT_TRUE(!loaded_->IsThere(5) && !loaded_->IsThere(8) && loaded_->IsThere(11));
 }
 
 // Numbers are used again, until no more openings can be told apart.

@@ -11,6 +11,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "platform/io/seal.h"
 #include "tests/support/capi_kv_fixture.h"
 #include "tests/support/program_runner.h"
 
@@ -116,6 +117,33 @@ TEST_F(CapiKvTest, ABudgetThatHoldsAllKvMeansFullInPlanSessionAndNotes) {
   EXPECT_EQ(kvrun_session_stats_json(session, &text), KVRUN_OK);
   EXPECT_EQ(ParseAndFree(text)["notes"].back(), note);
   kvrun_session_destroy(session);
+}
+
+// Of one that is encrypted, what that takes, too, and records are as long as in its files.
+TEST_F(CapiKvTest, ThePlanOfASessionThatIsKeptIsTheSessions) {
+  const std::string path = path_ + ".session";
+  options_.session = path.c_str();
+  AskForKvswap();
+  const Json plain = Plan();
+  options_.session_key = [](void*, uint8_t* key) {
+    std::fill_n(key, 32, uint8_t{7});
+    return 0;
+  };
+  const auto seals = [](const Json& plan) {
+    uint64_t bytes = 0;
+    for (const Json& part : plan["parts"])
+      bytes += part["name"] == "seals" ? part["bytes"].get<uint64_t>() : 0;
+    return bytes;
+  };
+  EXPECT_EQ(seals(plain), 0U);
+  const Json plan = Plan();
+  EXPECT_GT(seals(plan), 100'000U) << "what is sealed on its way";
+  if (!CheckEncryption().ok()) GTEST_SKIP() << CheckEncryption().message();
+  EXPECT_EQ(CreateAndDestroy(), KVRUN_UNSUPPORTED) << "the fake keeps nothing";
+  for (const char* ending : {"", ".kv"}) std::filesystem::remove(path + ending);
+  ASSERT_TRUE(plan_.has_value());
+  EXPECT_EQ(plan["decode_bytes"], plan_->decode_bytes());
+  EXPECT_EQ(plan["prefill_bytes"], plan_->prefill_bytes());
 }
 
 TEST_F(CapiKvTest, ABudgetAloneMeansKvswap) {

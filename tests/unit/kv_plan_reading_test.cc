@@ -213,6 +213,50 @@ TEST(KvPlanReading, LargeRecordsAreReadByBytes) {
   EXPECT_DOUBLE_EQ(both.ReadMicroseconds(16384), 16.384);
 }
 
+// What is encrypted is opened as well: on cores that compute besides, else meanwhile, by helpers where that
+// pays.
+TEST(KvPlanReading, OpeningTakesTime) {
+  FlashTimes times{.reads_per_s = 1e5, .layer_us = 1000.0, .share_cores = true};
+  times.opening = {.unit_us = 1.0, .bytes_per_s = 1e9};
+  EXPECT_DOUBLE_EQ(times.ReadMicroseconds(2000), 10.0 + 3.0);
+  EXPECT_DOUBLE_EQ(times.SequenceMicroseconds(4096), 10.0 + 5.096);
+  EXPECT_EQ(times.HelpersFor(1'000'000, 8), 0U);
+  times.share_cores = false;
+  EXPECT_DOUBLE_EQ(times.ReadMicroseconds(2000), 10.0);
+  EXPECT_EQ(times.HelpersFor(2000, 8), 0U) << "flash is the slower one";
+  times.reads_per_s = 1e6;
+  EXPECT_DOUBLE_EQ(times.ReadMicroseconds(2000), 3.0);
+  EXPECT_EQ(times.HelpersFor(2000, 8), 2U);
+  EXPECT_EQ(times.HelpersFor(2000, 1), 1U);
+  EXPECT_EQ(times.HelpersFor(2000, 0), 0U);
+  EXPECT_DOUBLE_EQ(times.ReadMicroseconds(2000, 1), 1.5);
+}
+
+// Of a slow cipher less is read, and its helpers are paid for.
+TEST(KvPlanReading, ASlowCipherReadsLess) {
+  KvOptions options = WithTimes(1.0 / 13, 3e5);
+  options.is_sealed = true;
+  const KvPlan fast = Plan(options, kSmolLm2, 8192, 1, 512);
+  options.flash_times->opening = {.unit_us = 0.0, .bytes_per_s = 5e7};  // 30 us a record
+  const KvPlan slow = Plan(options, kSmolLm2, 8192, 1, 512);
+  ExpectSound(slow, kSmolLm2);
+  ASSERT_NE(fast.reading(), nullptr);
+  ASSERT_NE(slow.reading(), nullptr);
+  EXPECT_LT(slow.reading()->reads, 0.7 * fast.reading()->reads);
+  options.spare_cores = 8;
+  const KvPlan helped = Plan(options, kSmolLm2, 8192, 1, 512);
+  ExpectSound(helped, kSmolLm2);
+  EXPECT_EQ(helped.n_seal_helpers, 3U);
+  ASSERT_NE(helped.reading(), nullptr);
+  EXPECT_GT(helped.reading()->reads, slow.reading()->reads);
+  const auto seals = [](const KvPlan& plan) {
+    const auto part = std::find_if(plan.parts.begin(), plan.parts.end(),
+                                   [](const KvPart& one) { return one.name == std::string("seals"); });
+    return part->bytes;
+  };
+  EXPECT_GT(seals(helped), seals(slow) + 3 * 16 * 1024);
+}
+
 // On a machine of which nothing is known, the options that a plan tells make the same plan.
 TEST(KvPlanReading, OptionsThatItTellsMakeTheSamePlan) {
   for (const double share : {1.0 / 13, 1.0 / 34}) {

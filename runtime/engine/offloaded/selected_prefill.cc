@@ -44,9 +44,9 @@ size_t MostGroups(const KvPlan& plan) {
 bool TakesClearlyLess(const KvPlan& plan, size_t n_selected, size_t n_groups) {
   if (!plan.flash_times) return false;
   const FlashTimes& times = *plan.flash_times;
-  const double bytes = static_cast<double>(RoundUp<uint64_t>(plan.record.size_bytes(), 4096));
-  const double in_sequence_us = 1e6 * bytes / std::max(times.bytes_per_s, times.reads_per_s * 4096.0);
-  const double apart_us = times.ReadMicroseconds(static_cast<uint64_t>(bytes));
+  const uint64_t bytes = RoundUp<uint64_t>(plan.record.size_bytes(), 4096);
+  const double in_sequence_us = times.SequenceMicroseconds(bytes, plan.n_seal_helpers);
+  const double apart_us = times.ReadMicroseconds(bytes, plan.n_seal_helpers);
   const auto layers_ms = [&](size_t n, double us) {
     return static_cast<double>(n * plan.layers.size()) * us / 1000.0;
   };

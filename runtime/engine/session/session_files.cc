@@ -133,15 +133,15 @@ Result<std::unique_ptr<BlockFile>> SessionFiles::Make(Kind kind, const BlockFile
   if (!made_.empty()) made_.push_back(NameOf(kind));
   IoMode mode = file->mode();
   mode.alignment_bytes = std::max(mode.alignment_bytes, SavePointFile::kAlignmentBytes);
-  const KvFileSize of_file = size(mode);
+  const auto [shape, n_helpers] = size(mode);
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<SavePointFile> kept,
-                         SavePointFile::Create(std::move(file), of_file.size_bytes, of_file.unit_bytes));
+                         SavePointFile::Create(std::move(file), shape.size_bytes, shape.unit_bytes));
   Kept& pair = KeptOf(kind);
   pair = {kept.get(), nullptr};
   std::unique_ptr<BlockFile> outer = std::move(kept);
   if (key_ != nullptr) {
-    KVRUN_ASSIGN_OR_RETURN(auto sealed, SealedFile::Create(std::move(outer), *key_, of_file.size_bytes,
-                                                           of_file.unit_bytes, static_cast<uint32_t>(kind)));
+    KVRUN_ASSIGN_OR_RETURN(auto sealed, SealedFile::Create(std::move(outer), *key_, shape,
+                                                           static_cast<uint32_t>(kind), n_helpers));
     pair.seals = sealed.get();
     outer = std::move(sealed);
   }

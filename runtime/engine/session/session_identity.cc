@@ -40,16 +40,24 @@ bool ReadNumber(const std::string& text, T* number) {
 
 // The bits of each number, so that none is rounded.
 bool ReadTimes(const std::vector<std::string>& fields, std::optional<FlashTimes>* times) {
-  if (fields.size() != 5) return false;
+  constexpr size_t kShareAt = 4;
+  constexpr size_t kPlain = 5;
+  constexpr size_t kSealed = 7;
+  if (fields.size() != kPlain && fields.size() != kSealed) return false;
   FlashTimes read;
-  double* const values[] = {&read.reads_per_s, &read.bytes_per_s, &read.layer_us};
-  for (size_t i = 0; i < 3; ++i) {
+  const std::pair<size_t, double*> values[] = {{1, &read.reads_per_s},
+                                               {2, &read.bytes_per_s},
+                                               {3, &read.layer_us},
+                                               {5, &read.opening.unit_us},
+                                               {6, &read.opening.bytes_per_s}};
+  for (const auto& [at, value] : values) {
+    if (at >= fields.size()) continue;
     uint64_t bits = 0;
-    if (!ReadNumber(fields[i + 1], &bits)) return false;
-    *values[i] = std::bit_cast<double>(bits);
-    if (!std::isfinite(*values[i]) || *values[i] < 0.0) return false;
+    if (!ReadNumber(fields[at], &bits)) return false;
+    *value = std::bit_cast<double>(bits);
+    if (!std::isfinite(*value) || *value < 0.0) return false;
   }
-  read.share_cores = fields[4] == "1";
+  read.share_cores = fields[kShareAt] == "1";
   *times = read;
   return true;
 }
@@ -101,8 +109,12 @@ std::string WriteIdentity(const SessionIdentity& identity) {
   add("words", identity.words);
   if (const auto& times = identity.flash_times) {
     const auto bits = [](double value) { return std::bit_cast<uint64_t>(value); };
-    text += fmt::format("flash\t{}\t{}\t{}\t{}\n", bits(times->reads_per_s), bits(times->bytes_per_s),
+    text += fmt::format("flash\t{}\t{}\t{}\t{}", bits(times->reads_per_s), bits(times->bytes_per_s),
                         bits(times->layer_us), times->share_cores ? 1 : 0);
+    const OpeningTimes& opening = times->opening;
+    if (opening.bytes_per_s > 0.0)
+      text += fmt::format("\t{}\t{}", bits(opening.unit_us), bits(opening.bytes_per_s));
+    text += '\n';
   }
   for (const auto& [kind, pairs] :
        {std::pair("given", &identity.given), std::pair("settled", &identity.settled),

@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "platform/io/secret_key.h"
+#include "runtime/engine/machine/opening_speed.h"
 #include "runtime/engine/machine/storage_speed.h"
 #include "runtime/engine/pass/layer_states.h"
 #include "runtime/engine/pass/step_commands.h"
@@ -46,13 +48,18 @@ Result<std::unique_ptr<BlockFile>> OpenKvFile(const KvStorageOptions& storage, F
   return CreateBlockFile(options);
 }
 
-// A file that ends with the process, and its key with it. unit_bytes: of what is written as a whole; 0:
-// pages.
-Result<std::unique_ptr<BlockFile>> Sealed(std::unique_ptr<BlockFile> file, uint32_t unit_bytes) {
+// A file that ends with the process, and its key with it.
+Result<std::unique_ptr<BlockFile>> Sealed(std::unique_ptr<BlockFile> file, const KvFileSize& size) {
   KVRUN_ASSIGN_OR_RETURN(const SecretKey key, SecretKey::Random());
-  if (unit_bytes == 0) unit_bytes = std::max(file->mode().alignment_bytes, SealedFile::kPageBytes);
-  KVRUN_ASSIGN_OR_RETURN(auto sealed, SealedFile::Create(std::move(file), key, unit_bytes, unit_bytes));
+  KVRUN_ASSIGN_OR_RETURN(auto sealed,
+                         SealedFile::Create(std::move(file), key, size.shape, 0, size.n_helpers));
   return std::unique_ptr<BlockFile>(std::move(sealed));
+}
+
+// What is put aside: pages, as many as there come to be.
+KvFileSize FirstPage(const BlockFile& file) {
+  const uint32_t page_bytes = std::max(file.mode().alignment_bytes, SealedFile::kPageBytes);
+  return {{.size_bytes = page_bytes, .unit_bytes = page_bytes}, 0};
 }
 
 // That options alone name; what a budget takes where they do not.
@@ -113,6 +120,12 @@ Result<KvPlan> PlanForSpeed(KvOptions options, const KvModelShape& shape, uint32
   return plan_with(kDefaultGroupTokens);
 }
 
+// That neither the device, nor the thread that reads, computes on.
+uint32_t SpareCores(const LayerTime* layer_time) {
+  if (layer_time == nullptr || layer_time->device().decodes_on_cpu) return 0;
+  return std::max(std::thread::hardware_concurrency(), 1U) - 1;
+}
+
 // In the folder: the KV, or what prompts put aside of it.
 bool HasFiles(const KvPlan& plan) { return plan.method.needs_file(); }
 
@@ -148,8 +161,9 @@ class KvPreparation {
 Result<KvOptions> KvPreparation::CompleteOptions() {
   KvOptions options = settings_.kv;
   if (settings_.flash_times) options.flash_times = settings_.flash_times;
+  if (settings_.storage.encrypts) options.spare_cores = SpareCores(layer_time_);
   if (layer_time_ != nullptr) options.max_buffer_bytes = layer_time_->device().max_buffer_bytes;
-  if (settings_.storage.encrypts) options.sealed_tokens = std::max(settings_.storage.room_tokens, 1U);
+  options.is_sealed = settings_.storage.encrypts;
   KVRUN_ASSIGN_OR_RETURN(options.layer_shares, adapter_.LayerShares());
   return options;
 }
@@ -159,9 +173,11 @@ std::optional<FlashTimes> KvPreparation::TimesFor(std::optional<double> reads_pe
   if (!reads_per_s || layer_time_ == nullptr || !FollowsSpeed(settings_.kv)) return std::nullopt;
   const std::optional<double> layer_us = layer_time_->Microseconds();
   if (!layer_us) return std::nullopt;
-  return FlashTimes{.reads_per_s = *reads_per_s,
-                    .layer_us = *layer_us,
-                    .share_cores = layer_time_->device().decodes_on_cpu};
+  FlashTimes times{.reads_per_s = *reads_per_s,
+                   .layer_us = *layer_us,
+                   .share_cores = layer_time_->device().decodes_on_cpu};
+  if (settings_.storage.encrypts) times.opening = MeasuredOpening();
+  return times;
 }
 
 Result<KvPlan> KvPreparation::Plan(uint32_t n_ctx, uint32_t n_sequences) {
@@ -216,7 +232,8 @@ Result<std::unique_ptr<BlockFile>> KvPreparation::MakeFile(KeptFiles::Kind kind,
   if (!settings_.storage.encrypts) return file;
   IoMode mode = file->mode();
   mode.alignment_bytes = AlignmentOf(*file, settings_);
-  return Sealed(std::move(file), HasKeptRecords(plan) ? size(mode).unit_bytes : 0);
+  const KvFileSize sealed = HasKeptRecords(plan) ? size(mode) : FirstPage(*file);
+  return Sealed(std::move(file), sealed);
 }
 
 Status KvPreparation::MakeFiles(OffloadedPassOptions* options) const {
@@ -232,7 +249,8 @@ Status KvPreparation::MakeFiles(OffloadedPassOptions* options) const {
                                     kept_ != nullptr ? kept_->room_tokens() : 0));
   KVRUN_ASSIGN_OR_RETURN(options->spill, OpenKvFile(settings_.storage, FileUse::kIsKept));
   if (settings_.storage.encrypts) {
-    KVRUN_ASSIGN_OR_RETURN(options->spill, Sealed(std::move(options->spill), 0));
+    const KvFileSize size = FirstPage(*options->spill);
+    KVRUN_ASSIGN_OR_RETURN(options->spill, Sealed(std::move(options->spill), size));
   }
   return Status::Ok();
 }

@@ -372,7 +372,9 @@ KVRUN_API kvrun_status kvrun_kv_options_json(char** json);
  * is a number, bytes or a path, and where there is no such option. */
 KVRUN_API kvrun_status kvrun_kv_option_choices_json(const char* name, char** json);
 
-/* Tells how a session with these options would spend its budget, before anything is loaded. If the session
+/* Tells how a session with these options would spend its budget, before anything is loaded; of one that is
+ * kept
+ * (`session`), how a new one would, with its key if there is one. If the session
  * is impossible, the answer is KVRUN_OUT_OF_MEMORY or KVRUN_INVALID_ARGUMENT, and the message says what is
  * possible. JSON object: line (a summary for people), method, on_flash (whether that method keeps KV there),
  * full_bytes (f16 KV of the whole context, all sequences), budget_bytes (null: none; for a share that was

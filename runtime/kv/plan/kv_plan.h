@@ -158,6 +158,7 @@ struct KvPlan {
   StatesPlan states;  // of layers that are not among `layers`
   uint64_t staging_bytes = 0;
   std::optional<FlashTimes> flash_times;  // what the plan was made with
+  uint32_t n_seal_helpers = 0;            // threads that open what is encrypted beside the one that reads
   std::vector<KvPart> parts;
   KvNotes notes;
   KvFamilyPlan family;

@@ -77,8 +77,9 @@ struct KvOptions {
   std::optional<FlashTimes> flash_times;
   // Not the user's: what a buffer of the device that computes prompts may have.
   uint64_t max_buffer_bytes = UINT64_MAX;
-  // Of files that are encrypted, the longest context that they have room for; 0: they are not encrypted.
-  uint32_t sealed_tokens = 0;
+  bool is_sealed = false;  // files are encrypted
+  // Not the user's: cores that neither the device nor the thread that reads computes on.
+  uint32_t spare_cores = 0;
   // Not the user's: kvswap's group where none is given, as the flash asks for (engine/storage_speed.h).
   uint32_t default_group_tokens = kDefaultGroupTokens;
 };

@@ -135,22 +135,26 @@ void AddStaging(const KvSizeInput& input, uint64_t read_bytes, uint64_t n_reads,
 
 namespace {
 
-uint64_t SealBytes(const KvSizeInput& input, uint64_t n_pieces, uint64_t piece_bytes) {
-  if (input.sealed_tokens == 0) return 0;
+uint64_t SealBytes(const KvSizeInput& input, uint64_t n_pieces, uint64_t piece_bytes, uint32_t n_helpers) {
+  if (!input.is_sealed) return 0;
   const uint64_t unit_bytes = RoundUp(piece_bytes, uint64_t{input.io_alignment_bytes});
-  return SealedFile::MemoryBytes(n_pieces * unit_bytes, static_cast<uint32_t>(unit_bytes),
-                                 BlockFileOptions().queue_depth);
+  return SealedFile::MemoryBytes({.size_bytes = n_pieces * unit_bytes,
+                                  .unit_bytes = static_cast<uint32_t>(unit_bytes),
+                                  .used_bytes = static_cast<uint32_t>(piece_bytes)},
+                                 BlockFileOptions().queue_depth, n_helpers);
 }
 
 uint64_t PageSealBytes(const KvSizeInput& input, uint64_t file_bytes) {
   const uint32_t page_bytes = std::max(input.io_alignment_bytes, SealedFile::kPageBytes);
-  return SealBytes(input, CeilDiv<uint64_t>(file_bytes, page_bytes), page_bytes);
+  return SealBytes(input, CeilDiv<uint64_t>(file_bytes, page_bytes), page_bytes, 0);
 }
 
 }  // namespace
 
 void AddSeals(const KvSizeInput& input, uint64_t n_pieces, uint64_t piece_bytes, KvPlan& plan) {
-  AddPart("seals", SealBytes(input, n_pieces, piece_bytes), plan);
+  if (input.is_sealed && plan.flash_times)
+    plan.n_seal_helpers = plan.flash_times->HelpersFor(piece_bytes, input.spare_cores);
+  AddPart("seals", SealBytes(input, n_pieces, piece_bytes, plan.n_seal_helpers), plan);
 }
 
 void AddPageSeals(const KvSizeInput& input, uint64_t file_bytes, KvPlan& plan) {

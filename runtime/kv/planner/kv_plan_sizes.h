@@ -15,7 +15,8 @@ struct KvSizeInput {
   uint32_t io_alignment_bytes = 1;
   bool computes_adapter = false;
   uint64_t max_buffer_bytes = UINT64_MAX;  // KvOptions::max_buffer_bytes
-  uint32_t sealed_tokens = 0;              // KvOptions::sealed_tokens
+  bool is_sealed = false;                  // files are encrypted
+  uint32_t spare_cores = 0;                // KvOptions::spare_cores
 };
 
 // Of a record on flash.
@@ -53,7 +54,7 @@ void AddTables(const KvSizeInput& input, uint64_t list_bytes, KvPlan& plan);
 void AddStaging(const KvSizeInput& input, uint64_t read_bytes, uint64_t n_reads, KvPlan& plan,
                 uint64_t more_bytes = 0);
 // What the encryption of a file takes, if files are encrypted: of so many pieces of one size that are written
-// whole, or of pages of which any may be.
+// whole, or of pages of which any may be. Sets n_seal_helpers: of such pieces.
 void AddSeals(const KvSizeInput& input, uint64_t n_pieces, uint64_t piece_bytes, KvPlan& plan);
 void AddPageSeals(const KvSizeInput& input, uint64_t file_bytes, KvPlan& plan);
 // Of an index, the scales of its columns.

@@ -27,7 +27,7 @@ ReadingPlan Planner::ReadingOf(const KvPlan& plan) const {
   reading.is_limited_by_time = limits_reading();
   if (!draft_.options.flash_times) return reading;
   const uint64_t bytes = RoundUp(plan.record.size_bytes(), uint64_t{input_.io_alignment_bytes});
-  reading.read_us = reading.reads * draft_.options.flash_times->ReadMicroseconds(bytes);
+  reading.read_us = reading.reads * draft_.options.flash_times->ReadMicroseconds(bytes, plan.n_seal_helpers);
   reading.layer_us = draft_.options.flash_times->layer_us;
   if (draft_.options.flash_times->share_cores && !draft_.options.hide) reading.layer_share = kShareOfCores;
   return reading;

@@ -73,17 +73,26 @@ bool HasKeptRecords(const KvPlan& plan) { return plan.method.is_on_flash(); }
 // Groups are written whole, and what of a cluster has changed page by page.
 KvFileSize RecordsFileSize(const KvPlan& plan, uint32_t n_layers, uint32_t room_tokens, const IoMode& mode) {
   if (plan.method.has_clusters() && plan.of_clusters().layout != ClusterLayout::kSequence) {
-    return {ClusterStore::FileBytes(ClusterShapeOf(plan, n_layers), mode), mode.alignment_bytes};
+    return {{.size_bytes = ClusterStore::FileBytes(ClusterShapeOf(plan, n_layers), mode),
+             .unit_bytes = mode.alignment_bytes},
+            plan.n_seal_helpers};
   }
   const GroupStoreShape shape = plan.method.has_clusters() ? SequenceClusters::StoreShape(plan, n_layers)
                                                            : GroupShapeOf(plan, n_layers, room_tokens);
-  return {GroupStore::FileBytes(shape, mode), RoundUp(shape.record_bytes, mode.alignment_bytes)};
+  return {{.size_bytes = GroupStore::FileBytes(shape, mode),
+           .unit_bytes = RoundUp(shape.record_bytes, mode.alignment_bytes),
+           .used_bytes = shape.record_bytes,
+           .lane_units = std::max(shape.lane_groups, shape.n_groups),
+           .held_units = shape.n_groups},
+          plan.n_seal_helpers};
 }
 
 KvFileSize RowsFileSize(const KvPlan& plan, uint32_t n_layers, const IoMode& mode) {
   const RowStoreShape shape = ClusterRows::StoreShape(plan, n_layers);
   const uint64_t stride = RoundUp<uint64_t>(shape.list_bytes, mode.alignment_bytes);
-  return {SaturatingProduct({shape.n_layers, shape.n_lists, stride}), mode.alignment_bytes};
+  return {{.size_bytes = SaturatingProduct({shape.n_layers, shape.n_lists, stride}),
+           .unit_bytes = mode.alignment_bytes},
+          0};
 }
 
 }  // namespace kvrun

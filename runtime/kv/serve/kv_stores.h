@@ -11,6 +11,7 @@
 #include "runtime/store/cluster_files.h"
 #include "runtime/store/group_store.h"
 #include "runtime/store/row_store.h"
+#include "runtime/store/sealed_units.h"
 #include "runtime/store/spill_file.h"
 
 namespace kvrun {
@@ -30,11 +31,11 @@ struct KvStores {
 Result<KvStores> MakeKvStores(const KvPlan& plan, uint32_t n_layers, std::unique_ptr<BlockFile> file,
                               std::unique_ptr<BlockFile> rows_file = nullptr, uint32_t room_tokens = 0);
 
-// What a file that is kept is for (SavePointFile): in what units it is written, and how many bytes of them
-// there are.
+// What a file is for that is kept (SavePointFile) or encrypted (SealedFile): in what units it is written, and
+// how many bytes of them there are.
 struct KvFileSize {
-  uint64_t size_bytes = 0;
-  uint32_t unit_bytes = 0;
+  SealedShape shape;
+  uint32_t n_helpers = 0;  // that open what is encrypted
 };
 // Whether records lie there while nothing is computed: else what a prompt puts aside is all that does.
 bool HasKeptRecords(const KvPlan& plan);
