@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
@@ -246,6 +247,7 @@ Session StartSession(const LoadedEngine& loaded, const SharedOptions& shared, Se
   options.progress_user = progress;
   options.session = shared.session.c_str();
   options.session_key_path = shared.session_key.c_str();
+  options.answer_tokens = shared.max_answer == 0 ? std::numeric_limits<uint32_t>::max() : shared.max_answer;
   Session session = ExplainingAdapter(*plan, [&] { return CreateSession(loaded.engine, options); });
   TellSession(session, shared, plan);
   return session;

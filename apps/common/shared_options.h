@@ -30,6 +30,7 @@ struct SharedOptions {
   bool force_config = false;
   std::string session;      // where it is kept; empty: nowhere
   std::string session_key;  // what it is encrypted with; empty: it is not
+  uint32_t max_answer = 0;  // tokens of an answer, for --kv-write-limit; 0: as many as there is room for
 };
 
 inline constexpr const char* kContextAsNeeded = "what the job needs, at most what the model was trained with";

@@ -286,6 +286,7 @@ int Run(RunOptions& options) {
   CheckUsage(options);
   if (options.chat) ReadPromptForm(&options.form);
   ChooseSeed(&options.generation, options.shared.quiet);
+  options.shared.max_answer = options.generation.values.max_tokens;
   const Model model = OpenNamedModel(options.shared);
   GenerationOptions of_messages = options.generation;
   if (options.chat || !options.batch.empty()) {

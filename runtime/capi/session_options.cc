@@ -62,6 +62,13 @@ Result<std::shared_ptr<const SecretKey>> ReadSessionKey(const std::string& path)
   return std::shared_ptr<const SecretKey>(std::make_shared<SecretKey>(std::move(key)));
 }
 
+KvSettings UserSettings() {
+  KvSettings settings;
+  settings.version = kvrun_version();
+  settings.storage.written_path = WrittenPath();
+  return settings;
+}
+
 Result<SessionOptions> ReadSessionOptions(const kvrun_session_options* given) {
   kvrun_session_options read;
   kvrun_session_options_init(&read);
@@ -70,7 +77,8 @@ Result<SessionOptions> ReadSessionOptions(const kvrun_session_options* given) {
   options.n_sequences = read.n_sequences;
   options.n_ctx = read.n_ctx;
   options.progress = BindProgress(read.progress, read.progress_user, KVRUN_PHASE_PREFILL);
-  options.kv.version = kvrun_version();
+  options.kv = UserSettings();
+  if (read.answer_tokens != 0) options.answer_tokens = read.answer_tokens;
   if (read.session != nullptr && *read.session != '\0') {
     KVRUN_ASSIGN_OR_RETURN(options.path, SessionPath(read.session));
   }

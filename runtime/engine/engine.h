@@ -40,6 +40,9 @@ struct SessionOptions {
   // What of it lies on flash is encrypted, with this key; null: it is not, unless kv.storage says so of what
   // ends with the process.
   std::shared_ptr<const SecretKey> key;
+  // Of the longest answer to a prompt, for the limit of what is written (kv.storage.write_limit_bytes).
+  uint32_t answer_tokens = kUsualAnswerTokens;
+  static constexpr uint32_t kUsualAnswerTokens = 256;
 };
 
 class RateWatch;

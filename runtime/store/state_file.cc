@@ -45,6 +45,10 @@ class StateFile::Impl {
   Status BeginSave();
   Status Put(const StateKey& key, std::span<const std::byte> bytes, bool is_last);
   Status Commit();
+  uint64_t SaveBytes() const {
+    const bool is_of_use = save_ != nullptr && (whole_.valid() || save_->segment().header.payload_bytes > 0);
+    return is_of_use ? save_->SizeBytes() : 0;
+  }
 
   const std::string& path() const { return path_; }
   const StateTables& tables() const { return tables_; }
@@ -437,6 +441,8 @@ Status StateFile::Put(const StateKey& key, std::span<const std::byte> bytes, boo
   return impl_->Put(key, bytes, is_last);
 }
 Status StateFile::Commit() { return impl_->Commit(); }
+
+uint64_t StateFile::SaveBytes() const { return impl_->SaveBytes(); }
 
 uint64_t StateFile::file_bytes() const { return impl_->file_bytes(); }
 uint64_t StateFile::MemoryBytes() const { return impl_->MemoryBytes(); }

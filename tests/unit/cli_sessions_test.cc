@@ -90,11 +90,17 @@ TEST(CliSessionsCommand, ListsAndShows) {
   const ProgramResult list = Cli({"sessions"});
   EXPECT_EQ(list.exit_code, 0) << list.err;
   EXPECT_PRED2(Contains, list.out, "new\n  7639 tokens, 3.0 GiB, kvswap, last used 2001-09-0");
+  EXPECT_PRED2(Contains, list.out, ", 5.0 GiB were written for it\n");
+  EXPECT_PRED2(Contains, list.out,
+               "written to flash by kvrun today: 1.0 GiB; on the last 1 day it was used: 7.0 GiB\n");
   EXPECT_PRED2(Contains, list.out, "Toy: Once upon a time");
   EXPECT_PRED2(Contains, list.out, "cannot be opened: its end is missing");
   EXPECT_EQ(Json::parse(Cli({"sessions", "--json"}).out).size(), 3U);
   EXPECT_PRED2(Contains, Cli({"sessions"}, {{"FAKE_NO_SESSIONS=1"}, "", ""}).err, "no sessions are kept");
-  EXPECT_PRED2(Contains, Cli({"sessions", "--show", "old"}).out, "budget");
+  const std::string shown = Cli({"sessions", "--show", "old"}).out;
+  EXPECT_PRED2(Contains, shown, "budget");
+  EXPECT_PRED2(Contains, shown, "2001-09-09");
+  EXPECT_FALSE(Contains(shown, "by kvrun today"));
   EXPECT_EQ(Cli({"sessions", "--show", "nope"}).exit_code, 1);
 }
 

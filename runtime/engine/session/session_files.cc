@@ -20,6 +20,7 @@ namespace {
 
 constexpr StateKey kIdentityKey{StatePart::kIdentity, 0};
 constexpr uint64_t kMostIdentityBytes = 64 * 1024;
+constexpr StateKey kWrittenKey{StatePart::kWear, 0};
 
 Status VisitIdentity(StateVisitor& visitor, std::string* text) {
   std::vector<uint8_t> bytes(text->begin(), text->end());
@@ -64,7 +65,15 @@ Result<std::unique_ptr<SessionFiles>> SessionFiles::Open(const std::string& path
   }
   KVRUN_RETURN_IF_ERROR(identity.status());
   if (identity->is_begun()) files->identity_ = std::move(identity).value();
+  files->written_ = ReadWrittenOf(*files->state_);
   return files;
+}
+
+WrittenDays SessionFiles::ReadWrittenOf(const StateFile& state) {
+  StateLoader loader(state);
+  WrittenDays written;
+  const bool is_read = loader.Has(kWrittenKey) && written.VisitState(loader, kWrittenKey).ok();
+  return is_read ? written : WrittenDays();
 }
 
 // From now on no other process takes its place, and files of records beside it are its own: before that, they
@@ -111,7 +120,10 @@ Status SessionFiles::BeginAnew(const std::string& why) {
   identity_.reset();
   why_anew_ = why;
   kept_ = {};
+  if (state_ != nullptr) written_ = ReadWrittenOf(*state_);
+  CountState();
   state_.reset();
+  counted_state_bytes_ = 0;
   KVRUN_ASSIGN_OR_RETURN(state_, StateFile::Create(path_, nullptr, key_.get()));
   return Status::Ok();
 }
@@ -130,6 +142,7 @@ Result<std::unique_ptr<BlockFile>> SessionFiles::Make(Kind kind, const BlockFile
     return Damaged(Status(StatusCode::kCorrupt, opened.status().message()));
   }
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file, std::move(opened));
+  file = Metered(std::move(file), meter_);
   if (!made_.empty()) made_.push_back(NameOf(kind));
   IoMode mode = file->mode();
   mode.alignment_bytes = std::max(mode.alignment_bytes, SavePointFile::kAlignmentBytes);
@@ -189,7 +202,10 @@ Status SessionFiles::Save(Session& session) {
     KVRUN_RETURN_IF_ERROR(kept.file->Sync());
     KVRUN_RETURN_IF_ERROR(kept.VisitState(saver, kind));
   }
-  KVRUN_RETURN_IF_ERROR(state_->Commit());
+  KVRUN_RETURN_IF_ERROR(SaveWritten(saver));
+  const Status committed = state_->Commit();
+  CountState();
+  KVRUN_RETURN_IF_ERROR(committed);
   for (const Kept& kept : kept_) {
     if (kept.file != nullptr) kept.file->EndSave();
   }
@@ -198,6 +214,28 @@ Status SessionFiles::Save(Session& session) {
   // Also where nothing had changed: those that were not used for longest are pruned first.
   (void)utimensat(AT_FDCWD, path_.c_str(), nullptr, AT_SYMLINK_NOFOLLOW);
   return Status::Ok();
+}
+
+void SessionFiles::SetMeter(std::shared_ptr<WriteMeter> meter) {
+  meter_ = std::move(meter);
+  CountState();
+}
+
+void SessionFiles::CountState() {
+  if (state_ == nullptr || meter_ == nullptr) return;
+  meter_->Add(written_bytes() - counted_state_bytes_);
+  counted_state_bytes_ = written_bytes();
+}
+
+// Together with the save's own bytes. Where the save would write nothing, this is not a reason to.
+Status SessionFiles::SaveWritten(StateVisitor& visitor) {
+  const uint64_t save_bytes = state_->SaveBytes();
+  if (save_bytes > 0 && meter_ != nullptr) {
+    const uint64_t bytes = meter_->bytes() + save_bytes;
+    written_.Add(Today(), bytes - std::min(bytes, noted_bytes_));
+    noted_bytes_ = std::max(noted_bytes_, bytes);
+  }
+  return written_.VisitState(visitor, kWrittenKey);
 }
 
 uint64_t SessionFiles::written_bytes() const { return state_->counters().written_bytes; }

@@ -23,6 +23,8 @@
 #include "runtime/store/save_point_file.h"
 #include "runtime/store/sealed_file.h"
 #include "runtime/store/state_file.h"
+#include "runtime/store/write_meter.h"
+#include "runtime/store/written_days.h"
 
 namespace kvrun {
 
@@ -33,6 +35,8 @@ class SessionFiles final : public KeptFiles, public KeptState {
   static constexpr const char* kRowsEnding = ".rows";
   // kCorrupt: the state has none that can be read.
   static Result<SessionIdentity> ReadIdentityOf(const StateFile& state);
+  // How much was written for the session, up to its last save; nothing where it does not say.
+  static WrittenDays ReadWrittenOf(const StateFile& state);
 
   // What there is at the path. `key`: all of it is encrypted; null: it is plain. Without a session, and where
   // what is there cannot be gone on with, it is to be begun: why_anew() says why, empty where there was
@@ -58,6 +62,8 @@ class SessionFiles final : public KeptFiles, public KeptState {
   // --- While the session is made.
   void SetRoom(uint32_t room_tokens) { room_tokens_ = room_tokens; }
   uint32_t room_tokens() const override { return room_tokens_; }
+  // What its files get counts there.
+  void SetMeter(std::shared_ptr<WriteMeter> meter);
   Result<std::unique_ptr<BlockFile>> Make(Kind kind, const BlockFileOptions& options,
                                           const SizeFn& size) override;
   // Into a session that was made for what is there, with its files. kCorrupt: it has to be computed again.
@@ -67,6 +73,8 @@ class SessionFiles final : public KeptFiles, public KeptState {
   void SetIdentity(SessionIdentity identity, const Tokenizer* tokenizer);
   Status Save(Session& session) override;
   uint64_t written_bytes() const;  // by save points, without records
+  // For the session, ever: what a process wrote that was killed after its last save is not among it.
+  const WrittenDays& written() const { return written_; }
 
  private:
   SessionFiles(std::string path, std::shared_ptr<const SecretKey> key)
@@ -82,6 +90,8 @@ class SessionFiles final : public KeptFiles, public KeptState {
   Status Damaged(Status status) const;
   std::string NameOf(Kind kind) const;
   std::string FirstWords(const Session& session) const;
+  void CountState();
+  Status SaveWritten(StateVisitor& visitor);
 
   std::string path_;
   std::shared_ptr<const SecretKey> key_;  // null: it is plain
@@ -92,8 +102,12 @@ class SessionFiles final : public KeptFiles, public KeptState {
   std::string why_anew_;
   std::shared_ptr<bool> is_damaged_;
   uint32_t room_tokens_ = 0;
-  std::vector<std::string> made_;  // names of a new session, until it is saved
-  std::array<Kept, 2> kept_;       // by Kind
+  std::shared_ptr<WriteMeter> meter_;  // may be null
+  WrittenDays written_;
+  uint64_t noted_bytes_ = 0;          // of the meter's, that written_ has
+  uint64_t counted_state_bytes_ = 0;  // of the state's, that the meter has
+  std::vector<std::string> made_;     // names of a new session, until it is saved
+  std::array<Kept, 2> kept_;          // by Kind
   Kept& KeptOf(Kind kind) { return kept_[static_cast<size_t>(kind)]; }
 };
 

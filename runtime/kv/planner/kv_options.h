@@ -3,6 +3,8 @@
 #pragma once
 
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,6 +20,8 @@ namespace kvrun {
 // Of the option "budget". Far above any use: what is larger was mistyped.
 inline constexpr uint64_t kMaxBudgetBytes = 1024 * kGiB;
 
+class WriteMeter;
+
 // Where the KV lies, for methods that keep it on flash.
 struct KvStorageOptions {
   std::string folder;  // empty: what FindKvFolder finds
@@ -32,6 +36,10 @@ struct KvStorageOptions {
   // Of a session that is kept, the longest context that its files have room for.
   uint32_t room_tokens = 0;
   std::string adapter_path;  // empty: adapters are computed from the first prompt
+  // What all processes of this user write in a day, before a prompt is refused; nothing: as much as they do.
+  std::optional<uint64_t> write_limit_bytes;
+  std::string written_path;  // of the file that what is written is added to (WriteMeter); empty: none
+  std::shared_ptr<WriteMeter> meter;  // a session's own; null: what is made here gets one
 };
 
 struct KvSettings {
