@@ -226,6 +226,7 @@ class ChatLoop {
 
 void CheckUsage(const ChatOptions& options) {
   CheckGenerationOptions(options.conversation.generation);
+  CheckKeptSession(*options.set, options.shared);
   CheckTextNames(options.files);
   if (std::find(options.files.begin(), options.files.end(), "-") != options.files.end())
     throw UsageError("--file: chat reads messages from standard input: name a file");

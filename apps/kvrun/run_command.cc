@@ -55,6 +55,7 @@ struct RunOptions {
 
 void CheckUsage(const RunOptions& options) {
   CheckGenerationOptions(options.generation);
+  CheckKeptSession(*options.set, options.shared);
   CheckTextNames(options.files);
   if (!options.has_prompt() && options.files.empty() && options.batch.empty()) {
     throw UsageError("nothing to run: give a prompt (-p TEXT), a file (-f FILE) or a batch (--batch FILE)");

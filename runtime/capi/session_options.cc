@@ -89,6 +89,11 @@ Result<SessionOptions> ReadSessionOptions(const kvrun_session_options* given) {
         "a session's key (--session-key) is for one that is kept: name it with --session, or encrypt "
         "what ends with the process with --kv-encrypt");
   }
+  options.read_only = read.session_read_only != 0;
+  if (options.path.empty() && options.read_only) {
+    return Status(StatusCode::kInvalidArgument,
+                  "only a session that is kept can be read (--session-read-only): name it with --session");
+  }
   KVRUN_ASSIGN_OR_RETURN(options.key, KeyOf(read));
   KVRUN_RETURN_IF_ERROR(SetKvType(read.kv_type, &options.kv));
   if (read.n_kv_options > 0) KVRUN_RETURN_IF_ERROR(CheckNotNull(read.kv_options, "kv_options"));

@@ -84,7 +84,7 @@ Result<std::unique_ptr<Session>> Engine::MakeSession(const SessionOptions& optio
       std::make_unique<SessionWrites>(SessionWrites::Options{.meter = kv.storage.meter,
                                                              .limit_bytes = kv.storage.write_limit_bytes,
                                                              .answer_tokens = options.answer_tokens,
-                                                             .is_kept = files != nullptr},
+                                                             .is_kept = files != nullptr && files->saves()},
                                       model_.config, offloaded.plan);
   pass_options.kv_type = offloaded.plan.record.k_type;
   pass_options.n_state_copies = offloaded.plan.states.n_copies;
@@ -137,7 +137,26 @@ Result<std::unique_ptr<Session>> Engine::OpenSession(const SessionOptions& optio
     if (difference.empty()) break;
   }
   if (!difference.empty()) return refuse(difference);
-  return MakeSession(completed, std::move(*files), {});
+  std::vector<std::string> notes;
+  if (!(*files)->saves())
+    notes.push_back(fmt::format("the session {} is only read: what follows is kept nowhere", path));
+  return MakeSession(completed, std::move(*files), notes);
+}
+
+Result<std::unique_ptr<Session>> Engine::ReadSession(const SessionOptions& given,
+                                                     const std::string& fingerprint) {
+  SessionOptions options = given;
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<SessionFiles> files,
+                         SessionFiles::OpenToRead(options.path, options.key));
+  const SessionIdentity& identity = *files->identity();
+  if (identity.model != fingerprint) {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("the session {} is of another model{}: name that one, or another session",
+                              options.path, identity.model_name.empty() ? "" : ", " + identity.model_name));
+  }
+  options.kv.storage.room_tokens = identity.room_tokens;
+  options.kv.storage.reads_only = true;
+  return OpenSession(options, &files);
 }
 
 Result<std::unique_ptr<Session>> Engine::KeepSession(const SessionOptions& given) {
@@ -154,6 +173,7 @@ Result<std::unique_ptr<Session>> Engine::KeepSession(const SessionOptions& given
   options.kv.storage.room_tokens =
       std::max(ChooseContext(options.n_ctx, model_.config), model_.config.n_ctx_train);
   KVRUN_ASSIGN_OR_RETURN(const std::string fingerprint, model_.Fingerprint());
+  if (options.read_only) return ReadSession(options, fingerprint);
   Result<std::unique_ptr<SessionFiles>> opened = SessionFiles::Open(options.path, options.key);
   if (opened.status().code() == StatusCode::kUnsupported) {
     return MakeSession(

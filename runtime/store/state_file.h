@@ -97,6 +97,10 @@ class StateFile {
   // and build on, what a power cut loses.
   static Result<std::unique_ptr<StateFile>> Open(const std::string& path, bool read_only = false,
                                                  StateFileIo* io = nullptr, const SecretKey* key = nullptr);
+  // As Open of one that is only read, and nobody saves to it while this lives; others may do the same.
+  // kInvalidArgument: another process has it to save to it.
+  static Result<std::unique_ptr<StateFile>> OpenShared(const std::string& path, StateFileIo* io = nullptr,
+                                                       const SecretKey* key = nullptr);
   // Whether it is sealed; errors are those of Open that need no key.
   static Result<bool> IsSealed(const std::string& path, StateFileIo* io = nullptr);
   ~StateFile();

@@ -85,7 +85,9 @@ kvrun_status kvrun_session_save(kvrun_session* session) {
   std::ofstream(session->path) << nlohmann::json{{"tokens", tokens}, {"note", session->note}};
   return KVRUN_OK;
 }
-int kvrun_session_is_kept(const kvrun_session* session) { return session->path.empty() ? 0 : 1; }
+int kvrun_session_is_kept(const kvrun_session* session) {
+  return session->path.empty() || session->options.session_read_only != 0 ? 0 : 1;
+}
 size_t kvrun_session_tokens(const kvrun_session* session, uint32_t sequence, int32_t* ids, size_t room) {
   const std::vector<int32_t>& tokens = session->sequences[sequence].tokens;
   std::copy_n(tokens.begin(), std::min(room, tokens.size()), ids);

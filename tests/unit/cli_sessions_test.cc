@@ -53,6 +53,23 @@ TEST_F(CliSessions, RunSaysWhatDoesNotGoWithIt) {
   EXPECT_EQ(Cli({"run", "-m", "toy.gguf", "-p", "x", "--session", ""}).exit_code, 2);
 }
 
+TEST_F(CliSessions, OneThatIsOnlyReadStaysAsItIs) {
+  const Json first = Json::parse(Run("a long text", {"--json"}).out);
+  const std::string before = ReadWholeFile(SessionPath());
+  const Json read = Json::parse(Run("a long text, and more", {"--json", "--session-read-only"}).out);
+  EXPECT_EQ(read["cached_tokens"], first["prompt_tokens"]);
+  Chat("one\n", {"--session-read-only"});
+  EXPECT_EQ(ReadWholeFile(SessionPath()), before);
+  // What was asked for was done: nothing is said to be wrong.
+  EXPECT_FALSE(Contains(Run("a long text", {"--session-read-only"}).err, "not kept"));
+  const ProgramResult unnamed = Cli({"run", "-m", "toy.gguf", "-p", "x", "--session-read-only"});
+  EXPECT_EQ(unnamed.exit_code, 2);
+  EXPECT_PRED2(Contains, unnamed.err, "name it with --session");
+  EXPECT_EQ(Cli({"chat", "-m", "toy.gguf", "--session-read-only"}).exit_code, 2);
+  // In the environment it is for the commands that have one.
+  EXPECT_EQ(Cli({"run", "-m", "toy.gguf", "-p", "x"}, {{"KVRUN_SESSION_READ_ONLY=1"}, "", ""}).exit_code, 0);
+}
+
 TEST_F(CliSessions, ChatGoesOnWhereItWas) {
   const ProgramResult once =
       Cli({"chat", "-m", "transcript.gguf", "--temp", "0"}, {{}, "one\ntwo\nthree\n", ""});

@@ -96,6 +96,8 @@ class KeptState {
  public:
   virtual ~KeptState() = default;
   virtual Status Save(Session& session) = 0;
+  // False: it is only read there, and what follows is kept nowhere.
+  virtual bool saves() const = 0;
 };
 
 // One thread at a time.
@@ -142,7 +144,7 @@ class Session {
   std::span<const TokenId> Tokens(uint32_t sequence) const;
 
   // --- Of a session that is kept (Parts::kept).
-  bool is_kept() const { return kept_ != nullptr; }
+  bool is_kept() const { return kept_ != nullptr && kept_->saves(); }
   // What there is now is on the disk: whatever happens, the next process finds it, or a later save point.
   // After an error the one before counts, and the session goes on.
   Status SavePoint();

@@ -13,6 +13,7 @@
 
 #include "platform/io/named_file.h"
 #include "runtime/engine/text/utf8.h"
+#include "runtime/store/overlay_file.h"
 #include "runtime/store/state_visitor.h"
 
 namespace kvrun {
@@ -66,6 +67,20 @@ Result<std::unique_ptr<SessionFiles>> SessionFiles::Open(const std::string& path
   KVRUN_RETURN_IF_ERROR(identity.status());
   if (identity->is_begun()) files->identity_ = std::move(identity).value();
   files->written_ = ReadWrittenOf(*files->state_);
+  return files;
+}
+
+Result<std::unique_ptr<SessionFiles>> SessionFiles::OpenToRead(const std::string& path,
+                                                               std::shared_ptr<const SecretKey> key) {
+  std::unique_ptr<SessionFiles> files(new SessionFiles(path, std::move(key)));
+  files->is_read_only_ = true;
+  KVRUN_ASSIGN_OR_RETURN(files->state_, StateFile::OpenShared(path, nullptr, files->key_.get()));
+  KVRUN_ASSIGN_OR_RETURN(SessionIdentity identity, ReadIdentityOf(*files->state_));
+  if (!identity.is_begun()) {
+    return Status(StatusCode::kNotFound,
+                  fmt::format("nothing was saved in the session {} yet: there is nothing to read", path));
+  }
+  files->identity_ = std::move(identity);
   return files;
 }
 
@@ -134,10 +149,18 @@ std::string SessionFiles::NameOf(Kind kind) const {
 
 Result<std::unique_ptr<BlockFile>> SessionFiles::Make(Kind kind, const BlockFileOptions& options,
                                                       const SizeFn& size) {
+  KvFileSize of_file;
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> base, OpenBase(kind, options, size, &of_file));
+  return is_read_only_ ? WriteOver(std::move(base), kind, options, of_file) : std::move(base);
+}
+
+Result<std::unique_ptr<BlockFile>> SessionFiles::OpenBase(Kind kind, const BlockFileOptions& options,
+                                                          const SizeFn& size, KvFileSize* of_file) {
   const bool is_there = identity_.has_value();
   if (!is_there) KVRUN_RETURN_IF_ERROR(RemoveLeft(NameOf(kind), options));
-  Result<std::unique_ptr<BlockFile>> opened =
-      OpenNamedBlockFile(NameOf(kind), is_there ? NamedFileUse::kWrite : NamedFileUse::kCreate, options);
+  NamedFileUse use = is_there ? NamedFileUse::kWrite : NamedFileUse::kCreate;
+  if (is_read_only_) use = NamedFileUse::kRead;
+  Result<std::unique_ptr<BlockFile>> opened = OpenNamedBlockFile(NameOf(kind), use, options);
   if (opened.status().code() == StatusCode::kNotFound) {
     return Damaged(Status(StatusCode::kCorrupt, opened.status().message()));
   }
@@ -146,15 +169,15 @@ Result<std::unique_ptr<BlockFile>> SessionFiles::Make(Kind kind, const BlockFile
   if (!made_.empty()) made_.push_back(NameOf(kind));
   IoMode mode = file->mode();
   mode.alignment_bytes = std::max(mode.alignment_bytes, SavePointFile::kAlignmentBytes);
-  const KvFileSize of_file = size(mode);
+  *of_file = size(mode);
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<SavePointFile> kept,
-                         SavePointFile::Create(std::move(file), of_file.size_bytes, of_file.unit_bytes));
+                         SavePointFile::Create(std::move(file), of_file->size_bytes, of_file->unit_bytes));
   Kept& pair = KeptOf(kind);
   pair = {kept.get(), nullptr};
   std::unique_ptr<BlockFile> outer = std::move(kept);
   if (key_ != nullptr) {
-    KVRUN_ASSIGN_OR_RETURN(auto sealed, SealedFile::Create(std::move(outer), *key_, of_file.size_bytes,
-                                                           of_file.unit_bytes, static_cast<uint32_t>(kind)));
+    KVRUN_ASSIGN_OR_RETURN(auto sealed, SealedFile::Create(std::move(outer), *key_, of_file->size_bytes,
+                                                           of_file->unit_bytes, static_cast<uint32_t>(kind)));
     pair.seals = sealed.get();
     outer = std::move(sealed);
   }
@@ -163,6 +186,22 @@ Result<std::unique_ptr<BlockFile>> SessionFiles::Make(Kind kind, const BlockFile
     KVRUN_RETURN_IF_ERROR(Damaged(pair.VisitState(loader, kind)));
   }
   return outer;
+}
+
+// The key of what is written over ends with the process, as that does.
+Result<std::unique_ptr<BlockFile>> SessionFiles::WriteOver(std::unique_ptr<BlockFile> base, Kind kind,
+                                                           const BlockFileOptions& options,
+                                                           const KvFileSize& of_file) {
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> own, CreateBlockFile(options));
+  own = Metered(std::move(own), meter_);
+  if (key_ != nullptr) {
+    KVRUN_ASSIGN_OR_RETURN(const SecretKey key, SecretKey::Random());
+    KVRUN_ASSIGN_OR_RETURN(own, SealedFile::Create(std::move(own), key, of_file.size_bytes,
+                                                   of_file.unit_bytes, static_cast<uint32_t>(kind)));
+  }
+  KVRUN_ASSIGN_OR_RETURN(auto overlay, OverlayFile::Create(std::move(base), std::move(own),
+                                                           of_file.size_bytes, of_file.unit_bytes));
+  return std::unique_ptr<BlockFile>(std::move(overlay));
 }
 
 Status SessionFiles::Kept::VisitState(StateVisitor& visitor, Kind kind) const {
@@ -190,6 +229,10 @@ std::string SessionFiles::FirstWords(const Session& session) const {
 
 // Records are on the disk before the state that names them.
 Status SessionFiles::Save(Session& session) {
+  if (is_read_only_) {
+    return {StatusCode::kInvalidArgument,
+            fmt::format("the session {} was opened to be read: what follows is kept nowhere", path_)};
+  }
   KVRUN_RETURN_IF_ERROR(state_->BeginSave());
   StateSaver saver(*state_);
   saved_.words = FirstWords(session);

@@ -2,7 +2,8 @@
 // PATH.rows the rows of their index, where its method has such on flash (SavePointFile).
 // docs/formats/session.md.
 //
-// One process at a time has a session: it holds the state's lock as long as this lives.
+// One process at a time has a session: it holds the state's lock as long as this lives. Or any number read
+// it.
 //
 // Threads: one at a time.
 #pragma once
@@ -45,6 +46,11 @@ class SessionFiles final : public KeptFiles, public KeptState {
   // another version of kvrun, and is left alone.
   static Result<std::unique_ptr<SessionFiles>> Open(const std::string& path,
                                                     std::shared_ptr<const SecretKey> key = nullptr);
+  // What there is, which stays as it is: what a session writes over it goes to nameless files of its own, and
+  // nothing is saved. Others may do the same at once, and nobody saves to it meanwhile. kNotFound: there is
+  // no session; kCorrupt: it cannot be read; else as Open.
+  static Result<std::unique_ptr<SessionFiles>> OpenToRead(const std::string& path,
+                                                          std::shared_ptr<const SecretKey> key = nullptr);
   // A new session that was never saved leaves nothing.
   ~SessionFiles() override;
 
@@ -72,6 +78,7 @@ class SessionFiles final : public KeptFiles, public KeptState {
   // What save points say of the session, but for its words, which the tokenizer (or null) tells.
   void SetIdentity(SessionIdentity identity, const Tokenizer* tokenizer);
   Status Save(Session& session) override;
+  bool saves() const override { return !is_read_only_; }
   uint64_t written_bytes() const;  // by save points, without records
   // For the session, ever: what a process wrote that was killed after its last save is not among it.
   const WrittenDays& written() const { return written_; }
@@ -87,6 +94,10 @@ class SessionFiles final : public KeptFiles, public KeptState {
     Status VisitState(StateVisitor& visitor, Kind kind) const;
   };
   Status BeginNew();
+  Result<std::unique_ptr<BlockFile>> OpenBase(Kind kind, const BlockFileOptions& options, const SizeFn& size,
+                                              KvFileSize* of_file);
+  Result<std::unique_ptr<BlockFile>> WriteOver(std::unique_ptr<BlockFile> base, Kind kind,
+                                               const BlockFileOptions& options, const KvFileSize& of_file);
   Status Damaged(Status status) const;
   std::string NameOf(Kind kind) const;
   std::string FirstWords(const Session& session) const;
@@ -95,6 +106,7 @@ class SessionFiles final : public KeptFiles, public KeptState {
 
   std::string path_;
   std::shared_ptr<const SecretKey> key_;  // null: it is plain
+  bool is_read_only_ = false;
   std::unique_ptr<StateFile> state_;
   std::optional<SessionIdentity> identity_;  // of what is there
   SessionIdentity saved_;                    // of what is saved

@@ -156,6 +156,7 @@ Result<KvOptions> KvPreparation::CompleteOptions() {
   if (settings_.flash_times) options.flash_times = settings_.flash_times;
   if (layer_time_ != nullptr) options.max_buffer_bytes = layer_time_->device().max_buffer_bytes;
   if (settings_.storage.encrypts) options.sealed_tokens = std::max(settings_.storage.room_tokens, 1U);
+  if (settings_.storage.reads_only) options.overlaid_tokens = std::max(settings_.storage.room_tokens, 1U);
   KVRUN_ASSIGN_OR_RETURN(options.layer_shares, adapter_.LayerShares());
   return options;
 }

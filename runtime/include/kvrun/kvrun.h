@@ -357,6 +357,11 @@ typedef struct kvrun_session_options {
   void* session_key_user;
   /* How many tokens an answer has at most, for the option "write-limit"; 0: 256. */
   uint32_t answer_tokens;
+  /* With `session`. Nonzero: the session that is there is only read. What follows goes to nameless files and
+   * ends with kvrun_session_destroy, and kvrun_session_save is KVRUN_INVALID_ARGUMENT. Any number of sessions
+   * and processes may read one at once, and none of them saves to it meanwhile; its files and their folder
+   * need not be writable. KVRUN_NOT_FOUND if there is no session. */
+  uint32_t session_read_only;
 } kvrun_session_options;
 
 KVRUN_API void kvrun_session_options_init(kvrun_session_options* options);

@@ -79,6 +79,8 @@ struct KvOptions {
   uint64_t max_buffer_bytes = UINT64_MAX;
   // Of files that are encrypted, the longest context that they have room for; 0: they are not encrypted.
   uint32_t sealed_tokens = 0;
+  // Of files that are only read, and written over elsewhere (OverlayFile), the same; 0: they are not.
+  uint32_t overlaid_tokens = 0;
   // Not the user's: kvswap's group where none is given, as the flash asks for (engine/storage_speed.h).
   uint32_t default_group_tokens = kDefaultGroupTokens;
 };

@@ -296,7 +296,7 @@ void Groups::AddParts(const KvSizeInput& input, KvPlan& plan) {
   const uint64_t all_groups = plan.method.selects() ? 0 : uint64_t{plan.n_groups()} * sizeof(uint32_t);
   AddTables(input, all_groups, plan);
   AddPart("checksums", layers * plan.n_streams * plan.n_stored_groups() * kChecksumBytes, plan);
-  const uint64_t n_sealed = CeilDiv(std::max(plan.n_ctx, input.sealed_tokens), plan.record.group_tokens) *
+  const uint64_t n_sealed = CeilDiv(std::max(plan.n_ctx, input.room_tokens()), plan.record.group_tokens) *
                             (plan.n_stored_groups() / plan.n_groups());
   AddSeals(input, layers * plan.n_streams * n_sealed, plan.record.size_bytes(), plan);
   AddPart("scores", ScoreBytes(input, plan), plan);

@@ -32,7 +32,8 @@ struct KvStorageOptions {
   // Of files that outlive their process, and may be read on another machine: no less, whatever the disk asks
   // for.
   uint32_t least_alignment_bytes = 1;
-  bool encrypts = false;  // files that end with their process, with keys that nobody else has
+  bool encrypts = false;    // files that end with their process, with keys that nobody else has
+  bool reads_only = false;  // files of a session that is kept: what is written goes to others (OverlayFile)
   // Of a session that is kept, the longest context that its files have room for.
   uint32_t room_tokens = 0;
   std::string adapter_path;  // empty: adapters are computed from the first prompt

@@ -9,6 +9,7 @@
 #include "runtime/kv/math/slot_cache.h"
 #include "runtime/kv/memory/entry_spaces.h"
 #include "runtime/kv/planner/kv_family.h"
+#include "runtime/store/overlay_file.h"
 #include "runtime/store/record_store.h"
 #include "runtime/store/sealed_file.h"
 #include "runtime/store/spill_file.h"
@@ -149,12 +150,21 @@ uint64_t PageSealBytes(const KvSizeInput& input, uint64_t file_bytes) {
 
 }  // namespace
 
+// What is written over a file is sealed for itself.
 void AddSeals(const KvSizeInput& input, uint64_t n_pieces, uint64_t piece_bytes, KvPlan& plan) {
-  AddPart("seals", SealBytes(input, n_pieces, piece_bytes), plan);
+  const bool is_overlaid = input.overlaid_tokens > 0;
+  AddPart("seals", (is_overlaid ? 2 : 1) * SealBytes(input, n_pieces, piece_bytes), plan);
+  if (!is_overlaid) return;
+  const uint64_t unit_bytes = RoundUp(piece_bytes, uint64_t{input.io_alignment_bytes});
+  AddPart("overlay",
+          OverlayFile::MemoryBytes(n_pieces * unit_bytes, static_cast<uint32_t>(unit_bytes),
+                                   BlockFileOptions().queue_depth),
+          plan);
 }
 
 void AddPageSeals(const KvSizeInput& input, uint64_t file_bytes, KvPlan& plan) {
-  AddPart("seals", PageSealBytes(input, file_bytes), plan);
+  const uint32_t page_bytes = std::max(input.io_alignment_bytes, SealedFile::kPageBytes);
+  AddSeals(input, CeilDiv<uint64_t>(file_bytes, page_bytes), page_bytes, plan);
 }
 
 uint32_t ProjectedRows(const KvPlan& plan) {

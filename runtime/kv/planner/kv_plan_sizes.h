@@ -2,6 +2,7 @@
 // sequences together.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "runtime/kv/plan/kv_plan.h"
@@ -16,6 +17,9 @@ struct KvSizeInput {
   bool computes_adapter = false;
   uint64_t max_buffer_bytes = UINT64_MAX;  // KvOptions::max_buffer_bytes
   uint32_t sealed_tokens = 0;              // KvOptions::sealed_tokens
+  uint32_t overlaid_tokens = 0;            // KvOptions::overlaid_tokens
+
+  uint32_t room_tokens() const { return std::max(sealed_tokens, overlaid_tokens); }  // of files
 };
 
 // Of a record on flash.
@@ -52,8 +56,8 @@ void AddTables(const KvSizeInput& input, uint64_t list_bytes, KvPlan& plan);
 // Sets staging_bytes: for reads of so many bytes. The part has so many more.
 void AddStaging(const KvSizeInput& input, uint64_t read_bytes, uint64_t n_reads, KvPlan& plan,
                 uint64_t more_bytes = 0);
-// What the encryption of a file takes, if files are encrypted: of so many pieces of one size that are written
-// whole, or of pages of which any may be.
+// What the encryption of a file takes, if files are encrypted, and what is known of those that are written
+// over: of so many pieces of one size that are written whole, or of pages of which any may be.
 void AddSeals(const KvSizeInput& input, uint64_t n_pieces, uint64_t piece_bytes, KvPlan& plan);
 void AddPageSeals(const KvSizeInput& input, uint64_t file_bytes, KvPlan& plan);
 // Of an index, the scales of its columns.

@@ -70,7 +70,8 @@ Planner::Planner(const KvOptions& options, const KvModelShape& model, uint32_t n
             .io_alignment_bytes = io_alignment_bytes,
             .computes_adapter = plan.method.has_adapters() && !options.adapter_from_file,
             .max_buffer_bytes = options.max_buffer_bytes,
-            .sealed_tokens = options.sealed_tokens};
+            .sealed_tokens = options.sealed_tokens,
+            .overlaid_tokens = options.overlaid_tokens};
 }
 
 bool Planner::needs_equal_capacity() const {
