@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
@@ -62,7 +63,8 @@ void TellNotKept(const Session& session) {
 
 // What only the session knows: how fast its device is may decide how much is selected.
 void TellSession(const Session& session, const SharedOptions& shared, SessionPlan* plan) {
-  if (!shared.session.empty() && kvrun_session_is_kept(session.get()) == 0) TellNotKept(session);
+  const bool is_to_be_kept = !shared.session.empty() && !shared.session_read_only;
+  if (is_to_be_kept && kvrun_session_is_kept(session.get()) == 0) TellNotKept(session);
   if ((plan->kv_plan.is_null() && shared.session.empty()) || shared.quiet) return;
   const Json stats = SessionStats(session);
   for (const Json& note : stats.value("notes", Json::array())) {
@@ -250,6 +252,8 @@ Session StartSession(const LoadedEngine& loaded, const SharedOptions& shared, Se
   options.progress_user = progress;
   options.session = shared.session.c_str();
   options.session_key_path = shared.session_key.c_str();
+  options.session_read_only = shared.session_read_only && !shared.session.empty() ? 1 : 0;
+  options.answer_tokens = shared.max_answer == 0 ? std::numeric_limits<uint32_t>::max() : shared.max_answer;
   Session session = ExplainingAdapter(*plan, [&] { return CreateSession(loaded.engine, options); });
   TellSession(session, shared, plan);
   return session;

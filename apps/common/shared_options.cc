@@ -86,6 +86,15 @@ void AddKeptSessionOption(OptionSet* set, SharedOptions* shared) {
       set, &shared->session_key,
       "encrypt what is kept with the key in this file (32 random bytes, mode 600), or with one "
       "of your own that is made at first use (auto); without it nobody reads the session");
+  set->Flag(
+      "--session-read-only", &shared->session_read_only,
+      "only read the session that is there, and keep nothing of what follows: several processes may do so "
+      "at once");
+}
+
+void CheckKeptSession(const OptionSet& set, const SharedOptions& shared) {
+  if (shared.session.empty() && set.OnCommandLine("--session-read-only"))
+    throw UsageError("--session-read-only reads a session that is kept: name it with --session");
 }
 
 void AddEngineOptions(OptionSet* set, SharedOptions* shared, const std::string& default_context,

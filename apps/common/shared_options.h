@@ -30,6 +30,8 @@ struct SharedOptions {
   bool force_config = false;
   std::string session;      // where it is kept; empty: nowhere
   std::string session_key;  // what it is encrypted with; empty: it is not
+  bool session_read_only = false;
+  uint32_t max_answer = 0;  // tokens of an answer, for --kv-write-limit; 0: as many as there is room for
 };
 
 inline constexpr const char* kContextAsNeeded = "what the job needs, at most what the model was trained with";
@@ -45,8 +47,10 @@ void AddSessionOptions(OptionSet* set, SharedOptions* shared,
                        KvComparisons comparisons = KvComparisons::kHidden);
 // --session-key: of sessions that are kept.
 void AddSessionKeyOption(OptionSet* set, std::string* key, const std::string& help);
-// --session, and its key.
+// --session, its key, and --session-read-only.
 void AddKeptSessionOption(OptionSet* set, SharedOptions* shared);
+// Throws UsageError where what of these is on the command line does not go together.
+void CheckKeptSession(const OptionSet& set, const SharedOptions& shared);
 // The same as AddSessionOptions, --ctx, --profile, --validation, and what belongs to the device.
 // `default_context` says what a --ctx of 0 means.
 void AddEngineOptions(OptionSet* set, SharedOptions* shared,

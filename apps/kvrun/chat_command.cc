@@ -226,6 +226,7 @@ class ChatLoop {
 
 void CheckUsage(const ChatOptions& options) {
   CheckGenerationOptions(options.conversation.generation);
+  CheckKeptSession(*options.set, options.shared);
   CheckTextNames(options.files);
   if (std::find(options.files.begin(), options.files.end(), "-") != options.files.end())
     throw UsageError("--file: chat reads messages from standard input: name a file");
@@ -287,6 +288,7 @@ int Chat(ChatOptions& options) {
   if (!options.shared.quiet) NoteLostBytes(model, options, documents);
   const Json model_info = ModelInfo(model);
   ChooseSampling(*options.set, model_info, &options.conversation.generation);
+  options.shared.max_answer = options.conversation.generation.values.max_tokens;
   SessionPlan plan =
       PlanSession(model, options.shared, 1, n_ctx, options.conversation.generation.values.seed);
   // From now on nothing that is typed is cut, while the model is loaded and while it answers too.

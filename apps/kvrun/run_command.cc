@@ -55,6 +55,7 @@ struct RunOptions {
 
 void CheckUsage(const RunOptions& options) {
   CheckGenerationOptions(options.generation);
+  CheckKeptSession(*options.set, options.shared);
   CheckTextNames(options.files);
   if (!options.has_prompt() && options.files.empty() && options.batch.empty()) {
     throw UsageError("nothing to run: give a prompt (-p TEXT), a file (-f FILE) or a batch (--batch FILE)");
@@ -286,6 +287,7 @@ int Run(RunOptions& options) {
   CheckUsage(options);
   if (options.chat) ReadPromptForm(&options.form);
   ChooseSeed(&options.generation, options.shared.quiet);
+  options.shared.max_answer = options.generation.values.max_tokens;
   const Model model = OpenNamedModel(options.shared);
   GenerationOptions of_messages = options.generation;
   if (options.chat || !options.batch.empty()) {

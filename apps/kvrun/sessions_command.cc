@@ -59,12 +59,19 @@ bool IsLocked(const Json& session) {
   return session.value("encrypted", false) && session.value("tokens", Json::array()).empty();
 }
 
+// ", 790.1 MiB were written for it".
+std::string WrittenFor(const Json& session) {
+  const auto bytes = session.value("written", uint64_t{0});
+  return bytes == 0 ? "" : fmt::format(", {} were written for it", FormatBytes(bytes));
+}
+
 // "thesis   7,639 tokens   178.2 MiB   kvswap   SmolLM2 135M Instruct   2026-11-30 01:12", and the first
 // words.
 std::string LineOf(const Json& session) {
-  std::string line = fmt::format(
-      "{}\n  {}, {}, {}, last used {}\n", FieldOf(session, "name"), Counted(TokensIn(session), "token"),
-      FormatBytes(session.value("bytes", uint64_t{0})), FieldOf(session, "method"), DateOf(session));
+  std::string line =
+      fmt::format("{}\n  {}, {}, {}, last used {}{}\n", FieldOf(session, "name"),
+                  Counted(TokensIn(session), "token"), FormatBytes(session.value("bytes", uint64_t{0})),
+                  FieldOf(session, "method"), DateOf(session), WrittenFor(session));
   if (const std::string trouble = FieldOf(session, "trouble"); !trouble.empty()) {
     return line + "  cannot be opened: " + trouble + "\n";
   }
@@ -84,6 +91,20 @@ Json SessionInfoOf(const SessionsOptions& options, const std::string& name) {
     PrintMessage(fmt::format("note: the session {} is encrypted: --session-key shows what is in it", name));
   }
   return session;
+}
+
+// By all processes of this user, as flash wears: "written to flash today: 1.2 GiB; on 12 days: 20.4 GiB".
+std::string WrittenText() {
+  char* text = nullptr;
+  Check(kvrun_written_json(&text));
+  const Json written = TakeJson(text);
+  const Json days = written.value("days", Json::array());
+  if (days.empty()) return "";
+  uint64_t bytes = 0;
+  for (const Json& day : days) bytes += day.value("bytes", uint64_t{0});
+  return fmt::format("written to flash by kvrun today: {}; on the last {} it was used: {}\n",
+                     FormatBytes(written.value("written_today", uint64_t{0})), Counted(days.size(), "day"),
+                     FormatBytes(bytes));
 }
 
 // Nothing is asked: who says so means it.
@@ -123,6 +144,7 @@ int Sessions(const SessionsOptions& options, uint64_t most_bytes) {
   }
   const bool changed =
       !options.copy.empty() || !options.remove.empty() || !options.prune.empty() || options.wipe;
+  if (!changed && options.show.empty()) text += WrittenText();
   if (!changed || !options.show.empty()) WriteStdout(text);
   if (sessions.empty() && !changed && !options.shared.quiet) PrintMessage("no sessions are kept");
   return 0;

@@ -31,21 +31,30 @@ FileLock::~FileLock() {
   if (fd_ >= 0) (void)flock(fd_, LOCK_UN);
 }
 
+namespace {
+
 // "1: FLOCK  ADVISORY  WRITE 812 08:01:393301 0 EOF": a process, a device in hexadecimal digits, a file.
-pid_t LockHolder(const struct stat& facts) {
+pid_t FindLock(const struct stat& facts, std::string_view kind) {
   std::ifstream lines("/proc/locks");
   for (std::string line; std::getline(lines, line);) {
     int holder = 0;
     unsigned device[2] = {};
     unsigned long long inode = 0;
-    if (std::sscanf(line.c_str(), "%*s FLOCK %*s WRITE %d %x:%x:%llu", &holder, &device[0], &device[1],
-                    &inode) == 4 &&
-        makedev(device[0], device[1]) == facts.st_dev && inode == facts.st_ino && holder > 0) {
+    char found[8] = "";
+    if (std::sscanf(line.c_str(), "%*s FLOCK %*s %7s %d %x:%x:%llu", found, &holder, &device[0], &device[1],
+                    &inode) == 5 &&
+        found == kind && makedev(device[0], device[1]) == facts.st_dev && inode == facts.st_ino &&
+        holder > 0) {
       return holder;
     }
   }
   return 0;
 }
+
+}  // namespace
+
+pid_t LockHolder(const struct stat& facts) { return FindLock(facts, "WRITE"); }
+pid_t LockSharer(const struct stat& facts) { return FindLock(facts, "READ"); }
 
 std::string ProcessInWords(pid_t process) {
   return process > 0 ? fmt::format("process {}", process) : "another process";

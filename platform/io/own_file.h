@@ -41,6 +41,8 @@ class FileLock {
 
 // The process that has it locked by flock(); 0: who knows.
 pid_t LockHolder(const struct stat& facts);
+// The same of a lock that several may share: one of them.
+pid_t LockSharer(const struct stat& facts);
 // "process 812", or "another process".
 std::string ProcessInWords(pid_t process);
 

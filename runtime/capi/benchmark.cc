@@ -12,6 +12,7 @@
 #include "runtime/capi/border.h"
 #include "runtime/capi/handles.h"
 #include "runtime/capi/kv_info.h"
+#include "runtime/capi/session_options.h"
 #include "runtime/capi/session_stats.h"
 #include "runtime/model/synthetic_model.h"
 
@@ -109,7 +110,7 @@ Json ResultInfo(const kvrun::BenchmarkResult& result, uint32_t n_prompt, uint32_
 
 kvrun::Result<kvrun::BenchmarkOptions> Translate(const kvrun_bench_options& given) {
   kvrun::BenchmarkOptions options;
-  options.kv.version = kvrun_version();
+  options.kv = kvrun::capi::UserSettings();
   if (given.kv != nullptr) KVRUN_RETURN_IF_ERROR(kvrun::ParseKvOptions(given.kv, &options.kv));
   if (given.n_depths > 0) {
     KVRUN_RETURN_IF_ERROR(CheckNotNull(given.depths, "depths"));

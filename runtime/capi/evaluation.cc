@@ -6,6 +6,7 @@
 #include "runtime/capi/border.h"
 #include "runtime/capi/handles.h"
 #include "runtime/capi/kv_info.h"
+#include "runtime/capi/session_options.h"
 
 using kvrun::Status;
 using kvrun::StatusCode;
@@ -40,8 +41,7 @@ Json ResultInfo(const kvrun::EvaluationResult& result, uint32_t n_steps) {
 Json RunConfig(kvrun::Evaluation& evaluation, const std::string& config, uint32_t n_steps,
                const kvrun::ProgressCallback& progress) {
   Json object = {{"config", config}};
-  kvrun::KvSettings settings;
-  settings.version = kvrun_version();
+  kvrun::KvSettings settings = kvrun::capi::UserSettings();
   Status status = kvrun::ParseKvOptions(config, &settings);
   if (status.ok()) {
     const auto result = evaluation.Run(settings, progress);

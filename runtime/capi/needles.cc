@@ -8,6 +8,7 @@
 #include "runtime/capi/border.h"
 #include "runtime/capi/handles.h"
 #include "runtime/capi/kv_info.h"
+#include "runtime/capi/session_options.h"
 #include "runtime/engine/measure/needle_evaluation.h"
 
 using kvrun::Status;
@@ -46,7 +47,7 @@ Status AskNeedles(const kvrun_engine& engine, const kvrun_needle_options& given,
   std::vector<kvrun::NeedleRun> runs(given.n_configs);
   for (size_t i = 0; i < given.n_configs; ++i) {
     KVRUN_RETURN_IF_ERROR(CheckNotNull(given.configs[i], "configs[]"));
-    runs[i].settings.version = kvrun_version();
+    runs[i].settings = kvrun::capi::UserSettings();
     runs[i].status = kvrun::ParseKvOptions(given.configs[i], &runs[i].settings);
   }
   const auto progress = kvrun::capi::BindProgress(given.progress, given.progress_user, KVRUN_PHASE_EVALUATE);

@@ -62,6 +62,13 @@ Result<std::shared_ptr<const SecretKey>> ReadSessionKey(const std::string& path)
   return std::shared_ptr<const SecretKey>(std::make_shared<SecretKey>(std::move(key)));
 }
 
+KvSettings UserSettings() {
+  KvSettings settings;
+  settings.version = kvrun_version();
+  settings.storage.written_path = WrittenPath();
+  return settings;
+}
+
 Result<SessionOptions> ReadSessionOptions(const kvrun_session_options* given) {
   kvrun_session_options read;
   kvrun_session_options_init(&read);
@@ -70,7 +77,8 @@ Result<SessionOptions> ReadSessionOptions(const kvrun_session_options* given) {
   options.n_sequences = read.n_sequences;
   options.n_ctx = read.n_ctx;
   options.progress = BindProgress(read.progress, read.progress_user, KVRUN_PHASE_PREFILL);
-  options.kv.version = kvrun_version();
+  options.kv = UserSettings();
+  if (read.answer_tokens != 0) options.answer_tokens = read.answer_tokens;
   if (read.session != nullptr && *read.session != '\0') {
     KVRUN_ASSIGN_OR_RETURN(options.path, SessionPath(read.session));
   }
@@ -80,6 +88,11 @@ Result<SessionOptions> ReadSessionOptions(const kvrun_session_options* given) {
         StatusCode::kInvalidArgument,
         "a session's key (--session-key) is for one that is kept: name it with --session, or encrypt "
         "what ends with the process with --kv-encrypt");
+  }
+  options.read_only = read.session_read_only != 0;
+  if (options.path.empty() && options.read_only) {
+    return Status(StatusCode::kInvalidArgument,
+                  "only a session that is kept can be read (--session-read-only): name it with --session");
   }
   KVRUN_ASSIGN_OR_RETURN(options.key, KeyOf(read));
   KVRUN_RETURN_IF_ERROR(SetKvType(read.kv_type, &options.kv));

@@ -77,6 +77,7 @@ Json SessionStatsInfo(const kvrun_session& session) {
   const bool is_shared = session.engine->device().info().is_cpu;
   info["memory"]["all"] = is_shared ? std::max(process_bytes, device_bytes) : process_bytes + device_bytes;
   info["operations"] = OperationsInfo(session.engine->OperationTotals(), session.operations_before);
+  info["written_bytes"] = session.session->written_bytes();
   info["notes"] = session.session->notes();
   info["details"] = session.session->details();
   if (const std::optional<KvReport> report = session.session->kv_report()) {

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "platform/io/secret_key.h"
 #include "platform/io/session_key.h"
@@ -9,6 +11,8 @@
 #include "runtime/capi/session_options.h"
 #include "runtime/engine/session/session_folder.h"
 #include "runtime/engine/session/session_list.h"
+#include "runtime/store/write_meter.h"
+#include "runtime/store/written_days.h"
 
 using kvrun::KeptSessionInfo;
 using kvrun::Result;
@@ -25,6 +29,13 @@ Json PairsInfo(const std::vector<std::pair<std::string, std::string>>& pairs) {
   return object;
 }
 
+Json DaysInfo(const kvrun::WrittenDays& written) {
+  Json days = Json::array();
+  for (const auto& [day, bytes] : written.days())
+    days.push_back({{"date", kvrun::DateText(day)}, {"bytes", bytes}});
+  return days;
+}
+
 Json InfoOf(const KeptSessionInfo& session) {
   const kvrun::SessionIdentity& identity = session.identity;
   const auto method = std::find_if(identity.form.begin(), identity.form.end(),
@@ -39,6 +50,8 @@ Json InfoOf(const KeptSessionInfo& session) {
           {"words", identity.words},
           {"bytes", session.size_bytes},
           {"used", session.used_s},
+          {"written", session.written.total_bytes()},
+          {"written_days", DaysInfo(session.written)},
           {"options", PairsInfo(identity.given)},
           {"form", PairsInfo(identity.form)},
           {"encrypted", session.is_encrypted},
@@ -62,6 +75,23 @@ kvrun_status kvrun_sessions_json(const char* folder, char** json) {
     Json list = Json::array();
     for (const KeptSessionInfo& session : sessions) list.push_back(InfoOf(session));
     return kvrun::capi::CopyOut(list, json);
+  });
+}
+
+kvrun_status kvrun_written_json(char** json) {
+  return Guard([&]() -> Status {
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(json, "json"));
+    *json = nullptr;
+    const std::string path = kvrun::WrittenPath();
+    kvrun::WrittenDays written;
+    if (!path.empty()) {
+      KVRUN_ASSIGN_OR_RETURN(written, kvrun::ReadWritten(path));
+    }
+    const Json info = {{"path", path.empty() ? Json() : Json(path)},
+                       {"written", written.total_bytes()},
+                       {"written_today", written.BytesOf(kvrun::Today())},
+                       {"days", DaysInfo(written)}};
+    return kvrun::capi::CopyOut(info, json);
   });
 }
 

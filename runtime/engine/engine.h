@@ -40,6 +40,12 @@ struct SessionOptions {
   // What of it lies on flash is encrypted, with this key; null: it is not, unless kv.storage says so of what
   // ends with the process.
   std::shared_ptr<const SecretKey> key;
+  // With a path: the session that is there is only read, and what follows is kept nowhere. Others may do so
+  // at once. kNotFound: there is none.
+  bool read_only = false;
+  // Of the longest answer to a prompt, for the limit of what is written (kv.storage.write_limit_bytes).
+  uint32_t answer_tokens = kUsualAnswerTokens;
+  static constexpr uint32_t kUsualAnswerTokens = 256;
 };
 
 // Of a session that is kept, what its files ask for: a plan with it is the session's. Of another one nothing.
@@ -116,6 +122,7 @@ class Engine {
                                                std::vector<std::string> notes);
   Result<std::unique_ptr<Session>> OpenSession(const SessionOptions& options,
                                                std::unique_ptr<SessionFiles>* files);
+  Result<std::unique_ptr<Session>> ReadSession(const SessionOptions& given, const std::string& fingerprint);
   Result<std::unique_ptr<Session>> KeepSession(const SessionOptions& given);
   Result<std::unique_ptr<Session>> BeginSession(const SessionOptions& options,
                                                 std::unique_ptr<SessionFiles> files, std::string note);

@@ -9,6 +9,8 @@
 #include "runtime/engine/session/context_length.h"
 #include "runtime/engine/session/session_files.h"
 #include "runtime/engine/session/session_kv.h"
+#include "runtime/engine/session/session_writes.h"
+#include "runtime/store/write_meter.h"
 
 namespace kvrun {
 namespace {
@@ -23,7 +25,8 @@ Result<SessionIdentity> IdentityOf(const Model& model, const KvSettings& setting
   identity.room_tokens = room_tokens;
   // Where KV lies, and how it is read there, is the machine's.
   for (const auto& [name, value] : settings.given) {
-    if (name != "dir" && name != "io" && name != "direct" && name != "tmpfs" && name != "encrypt")
+    if (name != "dir" && name != "io" && name != "direct" && name != "tmpfs" && name != "encrypt" &&
+        name != "write-limit")
       identity.given.emplace_back(name, value);
   }
   identity.settled = SettledOptions(plan);
@@ -67,10 +70,12 @@ Result<std::unique_ptr<Session>> Engine::MakeSession(const SessionOptions& optio
     files->SetRoom(files->identity() ? files->identity()->room_tokens
                                      : std::max(parts.n_ctx, model_.config.n_ctx_train));
   }
+  KvSettings kv = options.kv;
+  kv.storage.meter = std::make_shared<WriteMeter>(kv.storage.written_path);
+  if (files != nullptr) files->SetMeter(kv.storage.meter);
   const auto prepare = [&] {
     const std::lock_guard lock(device_mutex_);
-    return PrepareOffloadedPass(model_, options.kv, parts.n_ctx, options.n_sequences, layer_time(),
-                                files.get());
+    return PrepareOffloadedPass(model_, kv, parts.n_ctx, options.n_sequences, layer_time(), files.get());
   };
   KVRUN_ASSIGN_OR_RETURN(OffloadedPassOptions offloaded, prepare());
   if (files != nullptr) {
@@ -81,6 +86,12 @@ Result<std::unique_ptr<Session>> Engine::MakeSession(const SessionOptions& optio
   const std::vector<std::string>& of_plan = offloaded.plan.notes.for_people;
   parts.notes.insert(parts.notes.end(), of_plan.begin(), of_plan.end());
   parts.details = offloaded.plan.notes.for_experts;
+  parts.writes =
+      std::make_unique<SessionWrites>(SessionWrites::Options{.meter = kv.storage.meter,
+                                                             .limit_bytes = kv.storage.write_limit_bytes,
+                                                             .answer_tokens = options.answer_tokens,
+                                                             .is_kept = files != nullptr && files->saves()},
+                                      model_.config, offloaded.plan);
   pass_options.kv_type = offloaded.plan.record.k_type;
   pass_options.n_state_copies = offloaded.plan.states.n_copies;
   if (!IsPlainResident(offloaded.plan)) {
@@ -132,7 +143,25 @@ Result<std::unique_ptr<Session>> Engine::OpenSession(const SessionOptions& optio
     if (difference.empty()) break;
   }
   if (!difference.empty()) return refuse(difference);
-  return MakeSession(completed, std::move(*files), {});
+  std::vector<std::string> notes;
+  if (!(*files)->saves())
+    notes.push_back(fmt::format("the session {} is only read: what follows is kept nowhere", path));
+  return MakeSession(completed, std::move(*files), notes);
+}
+
+Result<std::unique_ptr<Session>> Engine::ReadSession(const SessionOptions& given,
+                                                     const std::string& fingerprint) {
+  SessionOptions options = given;
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<SessionFiles> files,
+                         SessionFiles::OpenToRead(options.path, options.key));
+  const SessionIdentity& identity = *files->identity();
+  if (identity.model != fingerprint) {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("the session {} is of another model{}: name that one, or another session",
+                              options.path, identity.model_name.empty() ? "" : ", " + identity.model_name));
+  }
+  options.kv.storage.overlaid_tokens = identity.room_tokens;
+  return OpenSession(options, &files);
 }
 
 Result<std::unique_ptr<Session>> Engine::KeepSession(const SessionOptions& given) {
@@ -146,6 +175,7 @@ Result<std::unique_ptr<Session>> Engine::KeepSession(const SessionOptions& given
   if (options.key != nullptr) KVRUN_RETURN_IF_ERROR(CheckEncryption());
   SettleKept(&options);
   KVRUN_ASSIGN_OR_RETURN(const std::string fingerprint, model_.Fingerprint());
+  if (options.read_only) return ReadSession(options, fingerprint);
   Result<std::unique_ptr<SessionFiles>> opened = SessionFiles::Open(options.path, options.key);
   if (opened.status().code() == StatusCode::kUnsupported) {
     return MakeSession(

@@ -1,6 +1,6 @@
 // Requests of a file that another one below carries out in parts, one part of each at a time: what
-// SavePointFile and SealedFile have in common. Each has a `Request` of its own, with a bool is_used and a
-// uint64_t tag.
+// SavePointFile, SealedFile and OverlayFile have in common. Each has a `Request` of its own, with a bool
+// is_used and a uint64_t tag.
 //
 // Threads: one at a time. Nothing allocates, but for messages of errors.
 #pragma once
@@ -40,6 +40,28 @@ inline std::optional<uint64_t> BytesOf(const IoRequest& given, uint32_t alignmen
   return n_bytes;
 }
 
+// Where something goes on, in segments.
+struct SegmentCursor {
+  std::span<const iovec> segments;
+  uint64_t at = 0;  // in the first
+
+  // visit(piece), of the next n_bytes.
+  template <typename Visit>
+  void Take(uint64_t n_bytes, const Visit& visit) {
+    while (n_bytes > 0) {
+      const iovec& segment = segments.front();
+      const uint64_t n = std::min(n_bytes, segment.iov_len - at);
+      if (n > 0) visit(std::span(static_cast<std::byte*>(segment.iov_base) + at, n));
+      n_bytes -= n;
+      at += n;
+      if (at < segment.iov_len) continue;
+      segments = segments.subspan(1);
+      at = 0;
+    }
+  }
+};
+
+// `below` is what carries them out: a BlockFile, or what has its Submit and Complete.
 template <typename Request>
 class PartedRequests {
  public:
@@ -52,8 +74,8 @@ class PartedRequests {
 
   // As BlockFile's. begin(request, given) queues a part of it or finishes it; on_part(request, error_number)
   // the same, when the part before is done; `end` may queue more when all that were done have been told of.
-  template <typename Begin>
-  Result<size_t> Submit(BlockFile& below, std::span<const IoRequest> requests, const Begin& begin) {
+  template <typename Below, typename Begin>
+  Result<size_t> Submit(Below& below, std::span<const IoRequest> requests, const Begin& begin) {
     KVRUN_RETURN_IF_ERROR(failure_);
     size_t n_taken = 0;
     for (const IoRequest& given : requests) {
@@ -70,8 +92,8 @@ class PartedRequests {
     KVRUN_RETURN_IF_ERROR(Send(below));
     return n_taken;
   }
-  template <typename OnPart, typename End>
-  Result<size_t> Complete(BlockFile& below, std::span<IoCompletion> completions, size_t at_least,
+  template <typename Below, typename OnPart, typename End>
+  Result<size_t> Complete(Below& below, std::span<IoCompletion> completions, size_t at_least,
                           const OnPart& on_part, const End& end) {
     KVRUN_RETURN_IF_ERROR(failure_);
     const auto wanted = static_cast<uint32_t>(std::min<size_t>({at_least, completions.size(), n_in_flight_}));
@@ -107,7 +129,8 @@ class PartedRequests {
   const Status& failure() const { return failure_; }
 
  private:
-  Status Send(BlockFile& below) {
+  template <typename Below>
+  Status Send(Below& below) {
     if (n_queued_ == 0) return Status::Ok();
     const size_t n_queued = std::exchange(n_queued_, 0);
     auto taken = below.Submit(std::span(queued_).first(n_queued));
@@ -116,8 +139,8 @@ class PartedRequests {
     }
     return failure_ = taken.status();
   }
-  template <typename OnPart, typename End>
-  Status Reap(BlockFile& below, size_t at_least, const OnPart& on_part, const End& end) {
+  template <typename Below, typename OnPart, typename End>
+  Status Reap(Below& below, size_t at_least, const OnPart& on_part, const End& end) {
     const auto n_answers = below.Complete(completions_, at_least);
     if (!n_answers.ok()) return failure_ = n_answers.status();
     for (const IoCompletion& completion : std::span(completions_).first(*n_answers)) {

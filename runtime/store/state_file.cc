@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -31,8 +32,9 @@ const StateTables& NoTables() {
 
 class StateFile::Impl {
  public:
-  Impl(StateFileIo& io, std::string path, StateFolder folder, bool read_only, const SecretKey* key)
-      : io_(io), path_(std::move(path)), folder_(std::move(folder)), read_only_(read_only) {
+  enum class Use : uint8_t { kSave, kRead, kShare };
+  Impl(StateFileIo& io, std::string path, StateFolder folder, Use use, const SecretKey* key)
+      : io_(io), path_(std::move(path)), folder_(std::move(folder)), use_(use) {
     if (key != nullptr) key_.emplace(key->bytes());
   }
   ~Impl() { Abandon(); }
@@ -45,6 +47,10 @@ class StateFile::Impl {
   Status BeginSave();
   Status Put(const StateKey& key, std::span<const std::byte> bytes, bool is_last);
   Status Commit();
+  uint64_t SaveBytes() const {
+    const bool is_of_use = save_ != nullptr && (whole_.valid() || save_->segment().header.payload_bytes > 0);
+    return is_of_use ? save_->SizeBytes() : 0;
+  }
 
   const std::string& path() const { return path_; }
   const StateTables& tables() const { return tables_; }
@@ -79,7 +85,7 @@ class StateFile::Impl {
   StateFileIo& io_;
   const std::string path_;
   const StateFolder folder_;
-  const bool read_only_;
+  const Use use_;
   std::optional<SecretKey> key_;
   const SecretKey* key() const { return key_ ? &*key_ : nullptr; }
   uint32_t tag_bytes() const { return key_ ? kStateTagBytes : 0; }
@@ -116,9 +122,12 @@ Status StateFile::Impl::PrepareCreation() {
 }
 
 Status StateFile::Impl::Load() {
-  KVRUN_ASSIGN_OR_RETURN(file_, read_only_ ? folder_.OpenToRead() : folder_.OpenLocked());
+  const bool saves = use_ == Use::kSave;
+  KVRUN_ASSIGN_OR_RETURN(file_, saves                 ? folder_.OpenLocked()
+                                : use_ == Use::kShare ? folder_.OpenShared()
+                                                      : folder_.OpenToRead());
   // Who has it without having the name locked is about to see that.
-  if (!read_only_) (void)folder_.RemoveLeftBeside();
+  if (saves) (void)folder_.RemoveLeftBeside();
   KVRUN_ASSIGN_OR_RETURN(StateContents found, ReadStateFile(file_, key()));
   sealer_ = std::move(found.sealer);
   file_id_ = found.file_id;
@@ -128,7 +137,7 @@ Status StateFile::Impl::Load() {
   last_check_ = found.last_check;
   tables_ = std::move(found.tables);
   has_unread_tail_ = found.has_unread_tail;
-  if (read_only_) return Status::Ok();
+  if (!saves) return Status::Ok();
   // The process before may have been killed between a header or a name and its sync: what is built on must
   // stay.
   KVRUN_RETURN_IF_ERROR(file_.SyncData());
@@ -214,7 +223,7 @@ bool StateFile::Impl::CanAppend() {
 
 Status StateFile::Impl::BeginSave() {
   Abandon();
-  if (read_only_) {
+  if (use_ != Use::kSave) {
     return {StatusCode::kInvalidArgument,
             fmt::format("the session's file {} was opened to be read: a save needs another name", path_)};
   }
@@ -392,7 +401,7 @@ Result<std::unique_ptr<StateFile>> StateFile::Create(const std::string& path, St
   if (key != nullptr) KVRUN_RETURN_IF_ERROR(CheckEncryption());
   StateFileIo& system = io != nullptr ? *io : SystemStateFileIo();
   KVRUN_ASSIGN_OR_RETURN(StateFolder folder, StateFolder::Open(system, path));
-  auto impl = std::make_unique<Impl>(system, path, std::move(folder), false, key);
+  auto impl = std::make_unique<Impl>(system, path, std::move(folder), Impl::Use::kSave, key);
   KVRUN_RETURN_IF_ERROR(impl->PrepareCreation());
   return std::unique_ptr<StateFile>(new StateFile(std::move(impl)));
 }
@@ -402,7 +411,17 @@ Result<std::unique_ptr<StateFile>> StateFile::Open(const std::string& path, bool
   StateFileIo& system = io != nullptr ? *io : SystemStateFileIo();
   KVRUN_ASSIGN_OR_RETURN(StateFolder folder,
                          read_only ? StateFolder::Unopened(system, path) : StateFolder::Open(system, path));
-  auto impl = std::make_unique<Impl>(system, path, std::move(folder), read_only, key);
+  const auto use = read_only ? Impl::Use::kRead : Impl::Use::kSave;
+  auto impl = std::make_unique<Impl>(system, path, std::move(folder), use, key);
+  KVRUN_RETURN_IF_ERROR(impl->Load());
+  return std::unique_ptr<StateFile>(new StateFile(std::move(impl)));
+}
+
+Result<std::unique_ptr<StateFile>> StateFile::OpenShared(const std::string& path, StateFileIo* io,
+                                                         const SecretKey* key) {
+  StateFileIo& system = io != nullptr ? *io : SystemStateFileIo();
+  KVRUN_ASSIGN_OR_RETURN(StateFolder folder, StateFolder::Unopened(system, path));
+  auto impl = std::make_unique<Impl>(system, path, std::move(folder), Impl::Use::kShare, key);
   KVRUN_RETURN_IF_ERROR(impl->Load());
   return std::unique_ptr<StateFile>(new StateFile(std::move(impl)));
 }
@@ -437,6 +456,8 @@ Status StateFile::Put(const StateKey& key, std::span<const std::byte> bytes, boo
   return impl_->Put(key, bytes, is_last);
 }
 Status StateFile::Commit() { return impl_->Commit(); }
+
+uint64_t StateFile::SaveBytes() const { return impl_->SaveBytes(); }
 
 uint64_t StateFile::file_bytes() const { return impl_->file_bytes(); }
 uint64_t StateFile::MemoryBytes() const { return impl_->MemoryBytes(); }

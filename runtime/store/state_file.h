@@ -56,6 +56,7 @@ enum class StatePart : uint16_t {
   kPass = 13,   // what a forward pass knows besides its KV
   kSlots = 14,  // what lay in slots, where that decides what is attended to
   kSeals = 15,  // what opens the units of a file of records that are sealed
+  kWear = 16,   // how much was written for the session
 };
 
 struct StateKey {
@@ -96,6 +97,10 @@ class StateFile {
   // and build on, what a power cut loses.
   static Result<std::unique_ptr<StateFile>> Open(const std::string& path, bool read_only = false,
                                                  StateFileIo* io = nullptr, const SecretKey* key = nullptr);
+  // As Open of one that is only read, and nobody saves to it while this lives; others may do the same.
+  // kInvalidArgument: another process has it to save to it.
+  static Result<std::unique_ptr<StateFile>> OpenShared(const std::string& path, StateFileIo* io = nullptr,
+                                                       const SecretKey* key = nullptr);
   // Whether it is sealed; errors are those of Open that need no key.
   static Result<bool> IsSealed(const std::string& path, StateFileIo* io = nullptr);
   ~StateFile();
@@ -121,6 +126,9 @@ class StateFile {
   // The bytes may go when it returns. An item may be put in pieces, one after another: an item's pieces but
   // the last are whole chunks. No other item comes in between.
   Status Put(const StateKey& key, std::span<const std::byte> bytes, bool is_last = true);
+  // What Commit would write of all that was put, and has written: to some hundred bytes. 0: nothing, as all
+  // is as it was.
+  uint64_t SaveBytes() const;
   // It is on the disk, and cannot be lost by a power cut.
   Status Commit();
 

@@ -55,6 +55,8 @@ int StateFileIo::Rename(int folder, const char* from, const char* to) {
 }
 int StateFileIo::Remove(int folder, const char* name) { return ::unlinkat(folder, name, 0); }
 int StateFileIo::Lock(int fd) { return ::flock(fd, LOCK_EX | LOCK_NB); }
+int StateFileIo::LockShared(int fd) { return ::flock(fd, LOCK_SH | LOCK_NB); }
+pid_t StateFileIo::LockSharer(const struct stat& facts) { return kvrun::LockSharer(facts); }
 pid_t StateFileIo::LockHolder(const struct stat& facts) { return kvrun::LockHolder(facts); }
 uint64_t StateFileIo::NewFileId() {
   std::random_device random;

@@ -35,8 +35,10 @@ class StateFileIo {
   virtual int Remove(int folder, const char* name);
   // flock(): EWOULDBLOCK where another has it. It ends with the file's last descriptor.
   virtual int Lock(int fd);
+  virtual int LockShared(int fd);  // with others that do
   // The process that has it locked; 0: who knows.
   virtual pid_t LockHolder(const struct stat& facts);
+  virtual pid_t LockSharer(const struct stat& facts);  // one of those
   // Another for each file.
   virtual uint64_t NewFileId();
 };

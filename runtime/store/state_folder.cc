@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <string_view>
 #include <utility>
@@ -79,10 +80,13 @@ Result<StateHandle> StateFolder::OpenFile(int access) const {
 
 Result<StateHandle> StateFolder::OpenToRead() const { return OpenFile(O_RDONLY); }
 
-Result<StateHandle> StateFolder::OpenLocked() const {
+Result<StateHandle> StateFolder::OpenLocked() const { return OpenAndLock(O_RDWR, LockKind::kAlone); }
+Result<StateHandle> StateFolder::OpenShared() const { return OpenAndLock(O_RDONLY, LockKind::kShared); }
+
+Result<StateHandle> StateFolder::OpenAndLock(int access, LockKind kind) const {
   for (int i = 0; i < kMostTries; ++i) {
-    KVRUN_ASSIGN_OR_RETURN(StateHandle file, OpenFile(O_RDWR));
-    KVRUN_RETURN_IF_ERROR(Lock(file));
+    KVRUN_ASSIGN_OR_RETURN(StateHandle file, OpenFile(access));
+    KVRUN_RETURN_IF_ERROR(Lock(file, kind));
     const Status status = CheckAt(name_, file);
     if (status.ok()) return file;
     if (status.code() != StatusCode::kInvalidArgument) return status;
@@ -163,8 +167,11 @@ Status StateFolder::CheckAt(const std::string& name, const StateHandle& file) co
   return named.st_dev == own.st_dev && named.st_ino == own.st_ino ? Status::Ok() : IsInUse(nullptr);
 }
 
-Status StateFolder::Lock(const StateHandle& file) const {
-  if (Uninterrupted([&] { return io_->Lock(file.fd()); }) == 0) return Status::Ok();
+Status StateFolder::Lock(const StateHandle& file, LockKind kind) const {
+  const auto lock = [&] {
+    return kind == LockKind::kShared ? io_->LockShared(file.fd()) : io_->Lock(file.fd());
+  };
+  if (Uninterrupted(lock) == 0) return Status::Ok();
   const int error_number = errno;
   if (error_number == EWOULDBLOCK) {
     struct stat facts {};
@@ -175,11 +182,13 @@ Status StateFolder::Lock(const StateHandle& file) const {
 }
 
 Status StateFolder::IsInUse(const struct stat* facts) const {
-  const std::string process = ProcessInWords(facts != nullptr ? io_->LockHolder(*facts) : 0);
+  const pid_t holder = facts != nullptr ? io_->LockHolder(*facts) : 0;
+  const pid_t reader = facts != nullptr && holder == 0 ? io_->LockSharer(*facts) : 0;
   return {StatusCode::kInvalidArgument,
-          fmt::format("the session's file {} is in use: {} has it open to save to it: end that, or name "
-                      "another file",
-                      path_, process)};
+          fmt::format(
+              "the session's file {} is in use: {} {}: end that, or name another file", path_,
+              ProcessInWords(std::max(holder, reader)),
+              reader > 0 ? "reads it, as others may (--session-read-only)" : "has it open to save to it")};
 }
 
 }  // namespace kvrun

@@ -11,9 +11,12 @@
 //     first save, the file at the temporary name is what is locked: it is removed by no other process then,
 //     and whoever makes it looks again whether something has got the name meanwhile.
 //
+// Who reads and wants it to stay as it is holds a shared lock of it, which keeps out who saves.
+//
 // File systems that cannot lock go without.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "platform/base/status.h"
@@ -38,6 +41,9 @@ class StateFolder {
   Result<StateHandle> OpenToRead() const;
   // The same, locked. kInvalidArgument: another process has it.
   Result<StateHandle> OpenLocked() const;
+  // The same to read it, locked so that others may do so, too, and nobody saves meanwhile. The file and its
+  // folder need not be writable. kInvalidArgument: another process has it to save to it.
+  Result<StateHandle> OpenShared() const;
   // The empty file at the temporary name, locked, in place of one that a killed process has left.
   Result<StateHandle> MakeBeside() const;
   // What a killed process has left there goes. kInvalidArgument: a process has it that lives.
@@ -59,7 +65,9 @@ class StateFolder {
   Status CheckName() const;
   // Ok: `file` has that name, and nobody has removed it or put another there. kInvalidArgument: somebody has.
   Status CheckAt(const std::string& name, const StateHandle& file) const;
-  Status Lock(const StateHandle& file) const;
+  enum class LockKind : uint8_t { kAlone, kShared };
+  Result<StateHandle> OpenAndLock(int access, LockKind kind) const;
+  Status Lock(const StateHandle& file, LockKind kind = LockKind::kAlone) const;
   Status IsInUse(const struct stat* facts) const;
 
   StateFileIo* io_;

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "platform/base/units.h"
+
 namespace kvrun {
 
 StateSave::StateSave(StateHandle& file, const StateTables& before, const Place& place)
@@ -131,6 +133,13 @@ Status StateSave::ForEachChange(const Visit& visit) const {
   }
   while (old != old_items.end()) KVRUN_RETURN_IF_ERROR(visit_gone());
   return Status::Ok();
+}
+
+uint64_t StateSave::SizeBytes() const {
+  const uint64_t n_chunks = CeilDiv<uint64_t>(segment_.header.payload_bytes, kStateChunkBytes);
+  const uint64_t table_bytes = n_chunks * (StateItemRecord::kBytes + StateChunkRecord::kBytes);
+  return RoundUp<uint64_t>(at_bytes_ - segment_.begin_bytes + table_bytes, kStateBlockBytes) +
+         kStateBlockBytes;  // the header is written twice
 }
 
 Result<bool> StateSave::HasChanges() {

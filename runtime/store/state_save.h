@@ -42,6 +42,8 @@ class StateSave {
   StateTables& tables() { return tables_; }
   // Nothing of it lies behind, whether a write that failed has done a part or not. Its begin: nothing at all.
   uint64_t written_end_bytes() const { return written_end_bytes_; }
+  // What all that was put takes: to some hundred bytes.
+  uint64_t SizeBytes() const;
   uint64_t MemoryBytes() const {
     return tables_.MemoryBytes() + buffer_.capacity() + sealed_.capacity() + table_piece_.capacity();
   }

@@ -1,5 +1,5 @@
 // What every back end has to do, direct and buffered, and the wrappers that only delay, keep what was saved,
-// or encrypt.
+// encrypt, or write elsewhere.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 #include "platform/io/block_file.h"
 #include "platform/io/rate_limited_block_file.h"
 #include "platform/io/seal.h"
+#include "runtime/store/overlay_file.h"
 #include "runtime/store/save_point_file.h"
 #include "runtime/store/sealed_file.h"
 #include "tests/storage/allocation_counter.h"
@@ -26,8 +27,10 @@ struct Case {
   bool rate_limited = false;
   bool keeps = false;
   bool seals = false;
+  bool overlays = false;
 
-  bool has_units() const { return keeps || seals; }  // and so many of them
+  bool has_units() const { return keeps || seals || overlays; }  // and so many of them
+  bool reserves() const { return !keeps && !overlays; }
 };
 
 constexpr uint32_t kQueueDepth = 8;
@@ -46,6 +49,8 @@ class BlockFileConformance : public ::testing::TestWithParam<Case> {
     auto made = CreateBlockFile(options);
     if (!made.ok()) GTEST_SKIP() << made.status().message();
     file_ = std::move(made).value();
+    if (GetParam().seals && !CheckEncryption().ok()) GTEST_SKIP() << CheckEncryption().message();
+    if (GetParam().overlays) return MakeOverlay(options);
     if (GetParam().rate_limited) {
       file_ = std::make_unique<RateLimitedBlockFile>(std::move(file_), RateLimit{kGiB, 200});
     }
@@ -54,12 +59,27 @@ class BlockFileConformance : public ::testing::TestWithParam<Case> {
       file_ = SavePointFile::Create(std::move(file_), 40 * kBlock, unit_bytes).value();
     }
     if (GetParam().seals) {
-      if (!CheckEncryption().ok()) GTEST_SKIP() << CheckEncryption().message();
       const uint32_t unit_bytes = std::max(file_->mode().alignment_bytes, SealedFile::kAlignmentBytes);
-      file_ = SealedFile::Create(std::move(file_), SecretKey::Random().value(),
-                                 {.size_bytes = 40 * kBlock, .unit_bytes = unit_bytes})
-                  .value();
+      file_ = Sealed(std::move(file_), unit_bytes);
     }
+  }
+
+  static std::unique_ptr<BlockFile> Sealed(std::unique_ptr<BlockFile> file, uint32_t unit_bytes) {
+    return SealedFile::Create(std::move(file), SecretKey::Random().value(),
+                              {.size_bytes = 40 * kBlock, .unit_bytes = unit_bytes})
+        .value();
+  }
+
+  // Over a file that is kept, in which nothing was written.
+  void MakeOverlay(const BlockFileOptions& options) {
+    const uint32_t unit_bytes = std::max(file_->mode().alignment_bytes, SavePointFile::kAlignmentBytes);
+    std::unique_ptr<BlockFile> base =
+        SavePointFile::Create(CreateBlockFile(options).value(), 40 * kBlock, unit_bytes).value();
+    if (GetParam().seals) {
+      base = Sealed(std::move(base), unit_bytes);
+      file_ = Sealed(std::move(file_), unit_bytes);
+    }
+    file_ = OverlayFile::Create(std::move(base), std::move(file_), 40 * kBlock, unit_bytes).value();
   }
 
   // Carries out all requests, as many at once as the queue takes.
@@ -210,7 +230,7 @@ TEST_P(BlockFileConformance, NothingToDoIsDone) {
 }
 
 TEST_P(BlockFileConformance, ReservesZeros) {
-  if (GetParam().keeps) return;  // it reserves nothing
+  if (!GetParam().reserves()) return;
   const uint64_t unit = file_->mode().alignment_bytes;
   ASSERT_TRUE(file_->Reserve(3 * kBlock + 1).ok());
   const AlignedMemory memory(3 * kBlock + unit);
@@ -286,7 +306,7 @@ TEST_P(BlockFileConformance, RegisteredMemoryIsAsGoodAsOther) {
 }
 
 TEST_P(BlockFileConformance, TheEndWaitsForWhatIsInFlight) {
-  if (GetParam().keeps) return;  // it reserves nothing
+  if (!GetParam().reserves()) return;
   const AlignedMemory memory(kQueueDepth * kBlock);
   ASSERT_TRUE(file_->Reserve(memory.size()).ok());
   std::vector<iovec> segments;
@@ -337,6 +357,8 @@ std::vector<Case> AllCases() {
       cases.push_back({backend, direct, false, true});
       cases.push_back({backend, direct, false, false, true});
       cases.push_back({backend, direct, false, true, true});
+      cases.push_back({backend, direct, false, false, false, true});
+      cases.push_back({backend, direct, false, false, true, true});
     }
   }
   return cases;
@@ -347,7 +369,8 @@ INSTANTIATE_TEST_SUITE_P(All, BlockFileConformance, ::testing::ValuesIn(AllCases
                            std::string name(IoBackendName(test.param.backend));
                            name += test.param.direct == DirectIo::kOn ? "_direct" : "_buffered";
                            return name + (test.param.rate_limited ? "_limited" : "") +
-                                  (test.param.keeps ? "_kept" : "") + (test.param.seals ? "_sealed" : "");
+                                  (test.param.keeps ? "_kept" : "") + (test.param.seals ? "_sealed" : "") +
+                                  (test.param.overlays ? "_over" : "");
                          });
 
 }  // namespace

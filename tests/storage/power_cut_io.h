@@ -165,7 +165,9 @@ class PowerCutIo : public StateFileIo {
     inode.locked_by = fd;
     return 0;
   }
+  int LockShared(int fd) override { return Lock(fd); }
   pid_t LockHolder(const struct stat&) override { return 0; }
+  pid_t LockSharer(const struct stat&) override { return 0; }
   uint64_t NewFileId() override { return random_.Next(); }
 
  private:

@@ -85,7 +85,9 @@ kvrun_status kvrun_session_save(kvrun_session* session) {
   std::ofstream(session->path) << nlohmann::json{{"tokens", tokens}, {"note", session->note}};
   return KVRUN_OK;
 }
-int kvrun_session_is_kept(const kvrun_session* session) { return session->path.empty() ? 0 : 1; }
+int kvrun_session_is_kept(const kvrun_session* session) {
+  return session->path.empty() || session->options.session_read_only != 0 ? 0 : 1;
+}
 size_t kvrun_session_tokens(const kvrun_session* session, uint32_t sequence, int32_t* ids, size_t room) {
   const std::vector<int32_t>& tokens = session->sequences[sequence].tokens;
   std::copy_n(tokens.begin(), std::min(room, tokens.size()), ids);
@@ -113,6 +115,8 @@ nlohmann::json FakeInfo(const std::string& name) {
           {"words", "Once upon a time"},
           {"bytes", uint64_t{3} << 30},
           {"used", 1000000000},
+          {"written", uint64_t{5} << 30},
+          {"written_days", {{{"date", "2001-09-09"}, {"bytes", uint64_t{5} << 30}}}},
           {"options", {{"budget", "1/13"}}},
           {"form", {{"method", "kvswap"}}},
           {"encrypted", false},
@@ -126,6 +130,12 @@ kvrun_status kvrun_sessions_json(const char*, char** json) {
   if (std::getenv("FAKE_NO_SESSIONS") == nullptr)
     sessions = {FakeInfo("new"), FakeInfo("old"), FakeInfo("broken")};
   return HandOut(sessions.dump(), json);
+}
+kvrun_status kvrun_written_json(char** json) {
+  nlohmann::json days = nlohmann::json::array();
+  if (std::getenv("FAKE_NO_SESSIONS") == nullptr)
+    days = {{{"date", "2001-09-09"}, {"bytes", uint64_t{7} << 30}}};
+  return HandOut(nlohmann::json{{"written_today", uint64_t{1} << 30}, {"days", days}}.dump(), json);
 }
 kvrun_status kvrun_sessions_info_json(const char* session, char** json) {
   if (std::string(session) == "nope") return Fail(KVRUN_NOT_FOUND, "there is no session nope");

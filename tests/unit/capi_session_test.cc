@@ -82,6 +82,27 @@ TEST_F(CapiTest, ASessionsKeyIsReadOrRefused) {
   EXPECT_EQ(status("./x.session", "/nowhere/some.key", nullptr), KVRUN_NOT_FOUND) << LastError();
 }
 
+TEST_F(CapiTest, WhatIsReadOnlyHasAName) {
+  kvrun_session_options options;
+  kvrun_session_options_init(&options);
+  options.session_read_only = 1;
+  kvrun_session* made = nullptr;
+  EXPECT_EQ(kvrun_session_create(engine_, &options, &made), KVRUN_INVALID_ARGUMENT);
+  EXPECT_NE(LastError().find("name it with --session"), std::string::npos) << LastError();
+  options.session = "/nowhere/x.session";
+  EXPECT_EQ(kvrun_session_create(engine_, &options, &made), KVRUN_NOT_FOUND) << LastError();
+}
+
+// As a limit is given: only of bytes, and only a day.
+TEST_F(CapiTest, ALimitOfWhatIsWrittenIsBytesADay) {
+  for (const char* value : {"20GiB/day", "1/day", "1.5G/day", "1024G/day"})
+    EXPECT_EQ(kvrun_kv_option_check("write-limit", value), KVRUN_OK) << value;
+  for (const char* value : {"20GiB", "0/day", "/day", "-1/day", "nan/day", "1/week", "1025G/day", "1/13"}) {
+    EXPECT_EQ(kvrun_kv_option_check("write-limit", value), KVRUN_INVALID_ARGUMENT) << value;
+    EXPECT_NE(LastError().find("such as 20GiB/day"), std::string::npos) << LastError();
+  }
+}
+
 TEST_F(CapiTest, FeedLogitsHandsOutRows) {
   kvrun_session* session = MakeSession();
   const std::vector<int32_t> ids = {5, 6, 7, 8};

@@ -53,6 +53,23 @@ TEST_F(CliSessions, RunSaysWhatDoesNotGoWithIt) {
   EXPECT_EQ(Cli({"run", "-m", "toy.gguf", "-p", "x", "--session", ""}).exit_code, 2);
 }
 
+TEST_F(CliSessions, OneThatIsOnlyReadStaysAsItIs) {
+  const Json first = Json::parse(Run("a long text", {"--json"}).out);
+  const std::string before = ReadWholeFile(SessionPath());
+  const Json read = Json::parse(Run("a long text, and more", {"--json", "--session-read-only"}).out);
+  EXPECT_EQ(read["cached_tokens"], first["prompt_tokens"]);
+  Chat("one\n", {"--session-read-only"});
+  EXPECT_EQ(ReadWholeFile(SessionPath()), before);
+  // What was asked for was done: nothing is said to be wrong.
+  EXPECT_FALSE(Contains(Run("a long text", {"--session-read-only"}).err, "not kept"));
+  const ProgramResult unnamed = Cli({"run", "-m", "toy.gguf", "-p", "x", "--session-read-only"});
+  EXPECT_EQ(unnamed.exit_code, 2);
+  EXPECT_PRED2(Contains, unnamed.err, "name it with --session");
+  EXPECT_EQ(Cli({"chat", "-m", "toy.gguf", "--session-read-only"}).exit_code, 2);
+  // In the environment it is for the commands that have one.
+  EXPECT_EQ(Cli({"run", "-m", "toy.gguf", "-p", "x"}, {{"KVRUN_SESSION_READ_ONLY=1"}, "", ""}).exit_code, 0);
+}
+
 TEST_F(CliSessions, ChatGoesOnWhereItWas) {
   const ProgramResult once =
       Cli({"chat", "-m", "transcript.gguf", "--temp", "0"}, {{}, "one\ntwo\nthree\n", ""});
@@ -90,11 +107,17 @@ TEST(CliSessionsCommand, ListsAndShows) {
   const ProgramResult list = Cli({"sessions"});
   EXPECT_EQ(list.exit_code, 0) << list.err;
   EXPECT_PRED2(Contains, list.out, "new\n  7639 tokens, 3.0 GiB, kvswap, last used 2001-09-0");
+  EXPECT_PRED2(Contains, list.out, ", 5.0 GiB were written for it\n");
+  EXPECT_PRED2(Contains, list.out,
+               "written to flash by kvrun today: 1.0 GiB; on the last 1 day it was used: 7.0 GiB\n");
   EXPECT_PRED2(Contains, list.out, "Toy: Once upon a time");
   EXPECT_PRED2(Contains, list.out, "cannot be opened: its end is missing");
   EXPECT_EQ(Json::parse(Cli({"sessions", "--json"}).out).size(), 3U);
   EXPECT_PRED2(Contains, Cli({"sessions"}, {{"FAKE_NO_SESSIONS=1"}, "", ""}).err, "no sessions are kept");
-  EXPECT_PRED2(Contains, Cli({"sessions", "--show", "old"}).out, "budget");
+  const std::string shown = Cli({"sessions", "--show", "old"}).out;
+  EXPECT_PRED2(Contains, shown, "budget");
+  EXPECT_PRED2(Contains, shown, "2001-09-09");
+  EXPECT_FALSE(Contains(shown, "by kvrun today"));
   EXPECT_EQ(Cli({"sessions", "--show", "nope"}).exit_code, 1);
 }
 

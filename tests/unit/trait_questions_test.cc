@@ -33,6 +33,7 @@ constexpr Asker kAskers[] = {
     {"runtime/engine/session/session_adapter.cc", 2, "what a method takes of an adapter's file"},
     {"runtime/engine/session/session_kv.cc", 3,
      "files that a method needs, in which units they are sealed, and whether it selects"},
+    {"runtime/engine/session/write_estimate.cc", 1, "clusters are written block by block"},
     {"runtime/kv/index/low_rank_index.cc", 1, "keys as they are have no adapter to learn"},
     {"runtime/kv/plan/kv_plan.cc", 1, "hands questions to the family's part"},
     {"runtime/kv/plan/kv_plan.h", 1, "whether there is a static set"},
@@ -41,7 +42,7 @@ constexpr Asker kAskers[] = {
     {"runtime/kv/planner/kv_planner.cc", 3, "adapters that are computed, and what wide keys are worth"},
     {"runtime/kv/serve/group_server.cc", 1, "whether the set has a share now"},
 };
-constexpr int kMostQuestions = 34;
+constexpr int kMostQuestions = 35;
 
 // Families, and what a row is made into.
 bool MayAsk(const std::string& path) {

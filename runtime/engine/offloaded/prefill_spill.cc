@@ -67,6 +67,31 @@ uint64_t PrefillSpill::SizeBytes(const KvPlan& plan, const ModelConfig& config) 
   return HiddenBytes(plan, tiling, config) + n_later * TileBytes(tiling);
 }
 
+// As PrefillTiles does: all hidden states before the first layer and after each one, unless one chunk is all;
+// and of each layer the later tiles, those before the prompt, too, where it is of more than one chunk.
+uint64_t PrefillSpill::WrittenBytes(const KvPlan& plan, const ModelConfig& config, uint32_t begin,
+                                    uint32_t end, uint32_t block_bytes) {
+  if (plan.prefill.tile_tokens == 0) return 0;  // all KV is in memory
+  const KvTiling tiling = KvTiling::Of(plan, config);
+  uint64_t hidden_bytes = 0;
+  uint32_t n_chunks = 0;
+  for (uint32_t position = begin; position < end; ++n_chunks) {
+    const uint32_t n =
+        std::min({kChunkRows, end - position, tiling.end(tiling.tile_of(position)) - position});
+    if (!tiling.has_later()) hidden_bytes += RoundUp<uint64_t>(n * RowBytes(config.n_embd), block_bytes);
+    for (uint32_t row = 0; tiling.has_later() && row < n; row += kPackedRows)
+      hidden_bytes += PackedHiddenBytes(std::min(kPackedRows, n - row), config.n_embd);
+    position += n;
+  }
+  uint64_t bytes = 0;
+  if (plan.prefill.spills_hidden) bytes = hidden_bytes * (n_chunks > 1 ? config.n_layers + 1 : 1);
+  if (!tiling.has_later() || begin >= end) return bytes;
+  const uint32_t first_tile = n_chunks > 1 ? 1 : std::max(tiling.tile_of(begin), 1U);
+  const uint32_t end_tile = tiling.tile_of(end - 1) + 1;
+  const uint64_t tile_bytes = 2 * RoundUp<uint64_t>(SideBytes(tiling), block_bytes);
+  return bytes + uint64_t{config.n_kv_layers()} * (std::max(first_tile, end_tile) - first_tile) * tile_bytes;
+}
+
 PrefillSpill::PrefillSpill(const KvPlan& plan, const ModelConfig& config, SpillFile* file)
     : tiling_(KvTiling::Of(plan, config)),
       n_embd_(config.n_embd),

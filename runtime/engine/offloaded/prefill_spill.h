@@ -64,6 +64,9 @@ class PrefillSpill {
  public:
   // What the file must hold for any prompt of the plan's context; 0: none is needed.
   static uint64_t SizeBytes(const KvPlan& plan, const ModelConfig& config);
+  // About what a prompt at positions [begin, end) writes there, where requests are of whole blocks.
+  static uint64_t WrittenBytes(const KvPlan& plan, const ModelConfig& config, uint32_t begin, uint32_t end,
+                               uint32_t block_bytes);
 
   // `file` may be null where SizeBytes is 0.
   PrefillSpill(const KvPlan& plan, const ModelConfig& config, SpillFile* file);

@@ -31,6 +31,7 @@ Status Generation::Run() {
     if (is_cancelled_ || !HasActiveLane()) return Status::Ok();
     KVRUN_RETURN_IF_ERROR(ComputeLogits());
     KVRUN_RETURN_IF_ERROR(SampleLanes());
+    session_->NoteWrites(/*is_end=*/false);
   }
 }
 

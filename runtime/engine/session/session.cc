@@ -46,10 +46,12 @@ Session::Session(Parts parts)
       notes_(std::move(parts.notes)),
       details_(std::move(parts.details)),
       kept_(std::move(parts.kept)),
+      writes_(std::move(parts.writes)),
       sequences_(parts.n_sequences) {
   is_fed_.resize(sequences_.size());
   for (SequenceState& state : sequences_) state.tokens.reserve(n_ctx_);
-  if (progress_) runner_.SetProgress([this](uint64_t rows, uint64_t) { return ReportRows(rows); });
+  if (progress_ || writes_ != nullptr)
+    runner_.SetProgress([this](uint64_t rows, uint64_t) { return ReportRows(rows); });
 }
 
 namespace {
@@ -135,7 +137,11 @@ std::span<const TokenId> Session::Tokens(uint32_t sequence) const {
 }
 
 Status Session::SavePoint() {
-  if (kept_ != nullptr) return kept_->Save(*this);
+  if (kept_ != nullptr) {
+    const Status saved = kept_->Save(*this);
+    NoteWrites(/*is_end=*/true);
+    return saved;
+  }
   return {StatusCode::kInvalidArgument, "the session has no file to be kept in: it was made without one"};
 }
 
@@ -204,9 +210,29 @@ Status Session::FeedLogits(uint32_t sequence, std::span<const TokenId> ids, size
   return Append(sequence, ids, last == 0 ? ids.size() : std::min(last, ids.size()), &callback);
 }
 
+// A token alone is mostly one of an answer that has begun.
+Status Session::CheckWrites(uint32_t sequence, size_t n_ids) const {
+  if (writes_ == nullptr || n_ids <= 1) return Status::Ok();
+  const std::optional<KvReport> report = kv_report();
+  const uint32_t block_bytes = report && report->io ? report->io->alignment_bytes : 1;
+  return writes_->CheckPrompt(static_cast<uint32_t>(sequences_[sequence].tokens.size()),
+                              static_cast<uint32_t>(n_ids), block_bytes);
+}
+
+void Session::NoteWrites(bool is_end) {
+  if (writes_ == nullptr) return;
+  // What cannot be counted now is counted later.
+  if (is_end) {
+    (void)writes_->meter().Flush();
+  } else {
+    writes_->meter().FlushIfMuch();
+  }
+}
+
 Status Session::Append(uint32_t sequence, std::span<const TokenId> ids, size_t n_logits,
                        const LogitsCallback* callback) {
   KVRUN_RETURN_IF_ERROR(CheckFeed(sequence, ids));
+  KVRUN_RETURN_IF_ERROR(CheckWrites(sequence, ids.size()));
   SequenceState& state = sequences_[sequence];
   const ForgetUnfinished forget_unfinished(&state);
   state.tokens.insert(state.tokens.end(), ids.begin(), ids.end());
@@ -218,6 +244,7 @@ Status Session::Append(uint32_t sequence, std::span<const TokenId> ids, size_t n
   feed_ = {.total = state.tokens.size() - state.n_computed};
   Status status = ComputeChunks(sequence, n_logits, callback);
   feed_ = {};
+  NoteWrites(/*is_end=*/ids.size() > 1);
   return status;
 }
 
@@ -248,6 +275,7 @@ bool Session::ReportProgress(uint64_t done) {
 
 // While the forward pass runs: the callback's time is not the prefill's.
 bool Session::ReportRows(uint64_t rows_of_chunk) {
+  NoteWrites(/*is_end=*/false);
   if (feed_.total == 0) return false;  // of a generation
   double callback_ms = 0.0;
   bool is_cancelled = false;
@@ -363,6 +391,7 @@ Status Session::GenerateEach(std::span<const uint32_t> sequences, std::span<cons
   Generation generation(this, sequences, options, callback);
   const Status status = generation.Run();
   generation.WriteResults(results);
+  NoteWrites(/*is_end=*/true);
   turn_ended_ = true;
   return status;
 }

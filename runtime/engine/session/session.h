@@ -17,6 +17,7 @@
 #include "platform/base/status.h"
 #include "runtime/engine/pass/forward_pass.h"
 #include "runtime/engine/pass/step_runner.h"
+#include "runtime/engine/session/session_writes.h"
 #include "runtime/engine/text/logprobs.h"
 #include "runtime/engine/text/sampler.h"
 #include "runtime/model/tokenizer.h"
@@ -95,6 +96,8 @@ class KeptState {
  public:
   virtual ~KeptState() = default;
   virtual Status Save(Session& session) = 0;
+  // False: it is only read there, and what follows is kept nowhere.
+  virtual bool saves() const = 0;
 };
 
 // One thread at a time.
@@ -108,8 +111,9 @@ class Session {
     uint32_t n_ctx = 0;
     ProgressCallback progress;  // of prefill, in tokens; may be empty
     std::vector<std::string> notes;
-    std::vector<std::string> details;  // notes for experts
-    std::unique_ptr<KeptState> kept;   // null: the session ends with its process
+    std::vector<std::string> details;       // notes for experts
+    std::unique_ptr<KeptState> kept;        // null: the session ends with its process
+    std::unique_ptr<SessionWrites> writes;  // null: what is written is not counted
   };
   static Result<std::unique_ptr<Session>> Create(Parts parts);
 
@@ -122,7 +126,8 @@ class Session {
   // Forgets positions from `length` on, the pending token included.
   Status Truncate(uint32_t sequence, uint32_t length);
 
-  // As kvrun.h describes. Of no ids: only computes the pending token, if there is one.
+  // As kvrun.h describes. A prompt (more than one id) that would break the limit of what is written is
+  // refused before anything of it is computed. Of no ids: only computes the pending token, if there is one.
   Status Feed(uint32_t sequence, std::span<const TokenId> ids);
   Status FeedLogits(uint32_t sequence, std::span<const TokenId> ids, size_t last,
                     const LogitsCallback& callback);
@@ -139,7 +144,7 @@ class Session {
   std::span<const TokenId> Tokens(uint32_t sequence) const;
 
   // --- Of a session that is kept (Parts::kept).
-  bool is_kept() const { return kept_ != nullptr; }
+  bool is_kept() const { return kept_ != nullptr && kept_->saves(); }
   // What there is now is on the disk: whatever happens, the next process finds it, or a later save point.
   // After an error the one before counts, and the session goes on.
   Status SavePoint();
@@ -154,6 +159,9 @@ class Session {
   // session that was made the same way and has computed nothing; after an error it may only be destroyed.
   // kCorrupt: what is loaded contradicts itself.
   Status VisitState(StateVisitor& visitor);
+
+  // To flash, since it was made.
+  uint64_t written_bytes() const { return writes_ != nullptr ? writes_->bytes() : 0; }
 
   SessionStats stats() const;
   // Of the last turn: feeds and the call of Generate after them. While a turn is being fed, of that one.
@@ -178,6 +186,10 @@ class Session {
 
   Status CheckSequence(uint32_t sequence) const;
   Status CheckFeed(uint32_t sequence, std::span<const TokenId> ids) const;
+  Status CheckWrites(uint32_t sequence, size_t n_ids) const;
+  // Now and then while something is computed; at the end of it; what was written is not lost with the
+  // process.
+  void NoteWrites(bool is_end);
   Status CheckSequences(std::span<const uint32_t> sequences) const;
   Status CheckGenerate(const GenerateOptions& options) const;
   Status Append(uint32_t sequence, std::span<const TokenId> ids, size_t n_logits,
@@ -199,6 +211,7 @@ class Session {
   std::vector<std::string> notes_;
   std::vector<std::string> details_;
   std::unique_ptr<KeptState> kept_;
+  std::unique_ptr<SessionWrites> writes_;
   std::string note_;
   std::vector<SequenceState> sequences_;
   SessionStats stats_;              // without recomputed_tokens

@@ -13,6 +13,7 @@
 
 #include "platform/io/named_file.h"
 #include "runtime/engine/text/utf8.h"
+#include "runtime/store/overlay_file.h"
 #include "runtime/store/state_visitor.h"
 
 namespace kvrun {
@@ -20,6 +21,7 @@ namespace {
 
 constexpr StateKey kIdentityKey{StatePart::kIdentity, 0};
 constexpr uint64_t kMostIdentityBytes = 64 * 1024;
+constexpr StateKey kWrittenKey{StatePart::kWear, 0};
 
 Status VisitIdentity(StateVisitor& visitor, std::string* text) {
   std::vector<uint8_t> bytes(text->begin(), text->end());
@@ -64,7 +66,29 @@ Result<std::unique_ptr<SessionFiles>> SessionFiles::Open(const std::string& path
   }
   KVRUN_RETURN_IF_ERROR(identity.status());
   if (identity->is_begun()) files->identity_ = std::move(identity).value();
+  files->written_ = ReadWrittenOf(*files->state_);
   return files;
+}
+
+Result<std::unique_ptr<SessionFiles>> SessionFiles::OpenToRead(const std::string& path,
+                                                               std::shared_ptr<const SecretKey> key) {
+  std::unique_ptr<SessionFiles> files(new SessionFiles(path, std::move(key)));
+  files->is_read_only_ = true;
+  KVRUN_ASSIGN_OR_RETURN(files->state_, StateFile::OpenShared(path, nullptr, files->key_.get()));
+  KVRUN_ASSIGN_OR_RETURN(SessionIdentity identity, ReadIdentityOf(*files->state_));
+  if (!identity.is_begun()) {
+    return Status(StatusCode::kNotFound,
+                  fmt::format("nothing was saved in the session {} yet: there is nothing to read", path));
+  }
+  files->identity_ = std::move(identity);
+  return files;
+}
+
+WrittenDays SessionFiles::ReadWrittenOf(const StateFile& state) {
+  StateLoader loader(state);
+  WrittenDays written;
+  const bool is_read = loader.Has(kWrittenKey) && written.VisitState(loader, kWrittenKey).ok();
+  return is_read ? written : WrittenDays();
 }
 
 // From now on no other process takes its place, and files of records beside it are its own: before that, they
@@ -111,7 +135,10 @@ Status SessionFiles::BeginAnew(const std::string& why) {
   identity_.reset();
   why_anew_ = why;
   kept_ = {};
+  if (state_ != nullptr) written_ = ReadWrittenOf(*state_);
+  CountState();
   state_.reset();
+  counted_state_bytes_ = 0;
   KVRUN_ASSIGN_OR_RETURN(state_, StateFile::Create(path_, nullptr, key_.get()));
   return Status::Ok();
 }
@@ -122,18 +149,28 @@ std::string SessionFiles::NameOf(Kind kind) const {
 
 Result<std::unique_ptr<BlockFile>> SessionFiles::Make(Kind kind, const BlockFileOptions& options,
                                                       const SizeFn& size) {
+  KvFileSize of_file;
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> base, OpenBase(kind, options, size, &of_file));
+  return is_read_only_ ? WriteOver(std::move(base), kind, options, of_file) : std::move(base);
+}
+
+Result<std::unique_ptr<BlockFile>> SessionFiles::OpenBase(Kind kind, const BlockFileOptions& options,
+                                                          const SizeFn& size, KvFileSize* of_file) {
   const bool is_there = identity_.has_value();
   if (!is_there) KVRUN_RETURN_IF_ERROR(RemoveLeft(NameOf(kind), options));
-  Result<std::unique_ptr<BlockFile>> opened =
-      OpenNamedBlockFile(NameOf(kind), is_there ? NamedFileUse::kWrite : NamedFileUse::kCreate, options);
+  NamedFileUse use = is_there ? NamedFileUse::kWrite : NamedFileUse::kCreate;
+  if (is_read_only_) use = NamedFileUse::kRead;
+  Result<std::unique_ptr<BlockFile>> opened = OpenNamedBlockFile(NameOf(kind), use, options);
   if (opened.status().code() == StatusCode::kNotFound) {
     return Damaged(Status(StatusCode::kCorrupt, opened.status().message()));
   }
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file, std::move(opened));
+  file = Metered(std::move(file), meter_);
   if (!made_.empty()) made_.push_back(NameOf(kind));
   IoMode mode = file->mode();
   mode.alignment_bytes = std::max(mode.alignment_bytes, SavePointFile::kAlignmentBytes);
-  const auto [shape, n_helpers] = size(mode);
+  *of_file = size(mode);
+  const SealedShape& shape = of_file->shape;
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<SavePointFile> kept,
                          SavePointFile::Create(std::move(file), shape.size_bytes, shape.unit_bytes));
   Kept& pair = KeptOf(kind);
@@ -141,7 +178,7 @@ Result<std::unique_ptr<BlockFile>> SessionFiles::Make(Kind kind, const BlockFile
   std::unique_ptr<BlockFile> outer = std::move(kept);
   if (key_ != nullptr) {
     KVRUN_ASSIGN_OR_RETURN(auto sealed, SealedFile::Create(std::move(outer), *key_, shape,
-                                                           static_cast<uint32_t>(kind), n_helpers));
+                                                           static_cast<uint32_t>(kind), of_file->n_helpers));
     pair.seals = sealed.get();
     outer = std::move(sealed);
   }
@@ -150,6 +187,23 @@ Result<std::unique_ptr<BlockFile>> SessionFiles::Make(Kind kind, const BlockFile
     KVRUN_RETURN_IF_ERROR(Damaged(pair.VisitState(loader, kind)));
   }
   return outer;
+}
+
+// The key of what is written over ends with the process, as that does.
+Result<std::unique_ptr<BlockFile>> SessionFiles::WriteOver(std::unique_ptr<BlockFile> base, Kind kind,
+                                                           const BlockFileOptions& options,
+                                                           const KvFileSize& of_file) {
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> own, CreateBlockFile(options));
+  own = Metered(std::move(own), meter_);
+  if (key_ != nullptr) {
+    KVRUN_ASSIGN_OR_RETURN(const SecretKey key, SecretKey::Random());
+    KVRUN_ASSIGN_OR_RETURN(own, SealedFile::Create(std::move(own), key, of_file.shape,
+                                                   static_cast<uint32_t>(kind), of_file.n_helpers));
+  }
+  KVRUN_ASSIGN_OR_RETURN(auto overlay,
+                         OverlayFile::Create(std::move(base), std::move(own), of_file.shape.size_bytes,
+                                             of_file.shape.unit_bytes));
+  return std::unique_ptr<BlockFile>(std::move(overlay));
 }
 
 Status SessionFiles::Kept::VisitState(StateVisitor& visitor, Kind kind) const {
@@ -177,6 +231,10 @@ std::string SessionFiles::FirstWords(const Session& session) const {
 
 // Records are on the disk before the state that names them.
 Status SessionFiles::Save(Session& session) {
+  if (is_read_only_) {
+    return {StatusCode::kInvalidArgument,
+            fmt::format("the session {} was opened to be read: what follows is kept nowhere", path_)};
+  }
   KVRUN_RETURN_IF_ERROR(state_->BeginSave());
   StateSaver saver(*state_);
   saved_.words = FirstWords(session);
@@ -189,7 +247,10 @@ Status SessionFiles::Save(Session& session) {
     KVRUN_RETURN_IF_ERROR(kept.file->Sync());
     KVRUN_RETURN_IF_ERROR(kept.VisitState(saver, kind));
   }
-  KVRUN_RETURN_IF_ERROR(state_->Commit());
+  KVRUN_RETURN_IF_ERROR(SaveWritten(saver));
+  const Status committed = state_->Commit();
+  CountState();
+  KVRUN_RETURN_IF_ERROR(committed);
   for (const Kept& kept : kept_) {
     if (kept.file != nullptr) kept.file->EndSave();
   }
@@ -198,6 +259,28 @@ Status SessionFiles::Save(Session& session) {
   // Also where nothing had changed: those that were not used for longest are pruned first.
   (void)utimensat(AT_FDCWD, path_.c_str(), nullptr, AT_SYMLINK_NOFOLLOW);
   return Status::Ok();
+}
+
+void SessionFiles::SetMeter(std::shared_ptr<WriteMeter> meter) {
+  meter_ = std::move(meter);
+  CountState();
+}
+
+void SessionFiles::CountState() {
+  if (state_ == nullptr || meter_ == nullptr) return;
+  meter_->Add(written_bytes() - counted_state_bytes_);
+  counted_state_bytes_ = written_bytes();
+}
+
+// Together with the save's own bytes. Where the save would write nothing, this is not a reason to.
+Status SessionFiles::SaveWritten(StateVisitor& visitor) {
+  const uint64_t save_bytes = state_->SaveBytes();
+  if (save_bytes > 0 && meter_ != nullptr) {
+    const uint64_t bytes = meter_->bytes() + save_bytes;
+    written_.Add(Today(), bytes - std::min(bytes, noted_bytes_));
+    noted_bytes_ = std::max(noted_bytes_, bytes);
+  }
+  return written_.VisitState(visitor, kWrittenKey);
 }
 
 uint64_t SessionFiles::written_bytes() const { return state_->counters().written_bytes; }

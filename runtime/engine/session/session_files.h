@@ -2,7 +2,8 @@
 // PATH.rows the rows of their index, where its method has such on flash (SavePointFile).
 // docs/formats/session.md.
 //
-// One process at a time has a session: it holds the state's lock as long as this lives.
+// One process at a time has a session: it holds the state's lock as long as this lives. Or any number read
+// it.
 //
 // Threads: one at a time.
 #pragma once
@@ -23,6 +24,8 @@
 #include "runtime/store/save_point_file.h"
 #include "runtime/store/sealed_file.h"
 #include "runtime/store/state_file.h"
+#include "runtime/store/write_meter.h"
+#include "runtime/store/written_days.h"
 
 namespace kvrun {
 
@@ -33,6 +36,8 @@ class SessionFiles final : public KeptFiles, public KeptState {
   static constexpr const char* kRowsEnding = ".rows";
   // kCorrupt: the state has none that can be read.
   static Result<SessionIdentity> ReadIdentityOf(const StateFile& state);
+  // How much was written for the session, up to its last save; nothing where it does not say.
+  static WrittenDays ReadWrittenOf(const StateFile& state);
 
   // What there is at the path. `key`: all of it is encrypted; null: it is plain. Without a session, and where
   // what is there cannot be gone on with, it is to be begun: why_anew() says why, empty where there was
@@ -41,6 +46,11 @@ class SessionFiles final : public KeptFiles, public KeptState {
   // another version of kvrun, and is left alone.
   static Result<std::unique_ptr<SessionFiles>> Open(const std::string& path,
                                                     std::shared_ptr<const SecretKey> key = nullptr);
+  // What there is, which stays as it is: what a session writes over it goes to nameless files of its own, and
+  // nothing is saved. Others may do the same at once, and nobody saves to it meanwhile. kNotFound: there is
+  // no session; kCorrupt: it cannot be read; else as Open.
+  static Result<std::unique_ptr<SessionFiles>> OpenToRead(const std::string& path,
+                                                          std::shared_ptr<const SecretKey> key = nullptr);
   // A new session that was never saved leaves nothing.
   ~SessionFiles() override;
 
@@ -58,6 +68,8 @@ class SessionFiles final : public KeptFiles, public KeptState {
   // --- While the session is made.
   void SetRoom(uint32_t room_tokens) { room_tokens_ = room_tokens; }
   uint32_t room_tokens() const override { return room_tokens_; }
+  // What its files get counts there.
+  void SetMeter(std::shared_ptr<WriteMeter> meter);
   Result<std::unique_ptr<BlockFile>> Make(Kind kind, const BlockFileOptions& options,
                                           const SizeFn& size) override;
   // Into a session that was made for what is there, with its files. kCorrupt: it has to be computed again.
@@ -66,7 +78,10 @@ class SessionFiles final : public KeptFiles, public KeptState {
   // What save points say of the session, but for its words, which the tokenizer (or null) tells.
   void SetIdentity(SessionIdentity identity, const Tokenizer* tokenizer);
   Status Save(Session& session) override;
+  bool saves() const override { return !is_read_only_; }
   uint64_t written_bytes() const;  // by save points, without records
+  // For the session, ever: what a process wrote that was killed after its last save is not among it.
+  const WrittenDays& written() const { return written_; }
 
  private:
   SessionFiles(std::string path, std::shared_ptr<const SecretKey> key)
@@ -79,12 +94,19 @@ class SessionFiles final : public KeptFiles, public KeptState {
     Status VisitState(StateVisitor& visitor, Kind kind) const;
   };
   Status BeginNew();
+  Result<std::unique_ptr<BlockFile>> OpenBase(Kind kind, const BlockFileOptions& options, const SizeFn& size,
+                                              KvFileSize* of_file);
+  Result<std::unique_ptr<BlockFile>> WriteOver(std::unique_ptr<BlockFile> base, Kind kind,
+                                               const BlockFileOptions& options, const KvFileSize& of_file);
   Status Damaged(Status status) const;
   std::string NameOf(Kind kind) const;
   std::string FirstWords(const Session& session) const;
+  void CountState();
+  Status SaveWritten(StateVisitor& visitor);
 
   std::string path_;
   std::shared_ptr<const SecretKey> key_;  // null: it is plain
+  bool is_read_only_ = false;
   std::unique_ptr<StateFile> state_;
   std::optional<SessionIdentity> identity_;  // of what is there
   SessionIdentity saved_;                    // of what is saved
@@ -92,8 +114,12 @@ class SessionFiles final : public KeptFiles, public KeptState {
   std::string why_anew_;
   std::shared_ptr<bool> is_damaged_;
   uint32_t room_tokens_ = 0;
-  std::vector<std::string> made_;  // names of a new session, until it is saved
-  std::array<Kept, 2> kept_;       // by Kind
+  std::shared_ptr<WriteMeter> meter_;  // may be null
+  WrittenDays written_;
+  uint64_t noted_bytes_ = 0;          // of the meter's, that written_ has
+  uint64_t counted_state_bytes_ = 0;  // of the state's, that the meter has
+  std::vector<std::string> made_;     // names of a new session, until it is saved
+  std::array<Kept, 2> kept_;          // by Kind
   Kept& KeptOf(Kind kind) { return kept_[static_cast<size_t>(kind)]; }
 };
 

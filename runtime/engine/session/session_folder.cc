@@ -28,6 +28,11 @@ Result<std::string> SessionsFolder() {
       "the session's file, such as ./thesis.session");
 }
 
+std::string WrittenPath() {
+  const Result<std::string> folder = SessionsFolder();
+  return folder.ok() ? *folder + "/written" : std::string();
+}
+
 Result<std::string> SessionPath(const std::string& name_or_path) {
   if (name_or_path.find('/') != std::string::npos) return name_or_path;
   const bool is_name = !name_or_path.empty() && name_or_path.size() <= kLongestName &&

@@ -15,6 +15,10 @@ Result<std::string> SessionPath(const std::string& name_or_path);
 // The folder; it need not be there. kNotFound: neither variable is an absolute path.
 Result<std::string> SessionsFolder();
 
+// The file in that folder in which all processes count what they write (WriteMeter); empty where there is no
+// such folder.
+std::string WrittenPath();
+
 inline constexpr const char* kSessionEnding = ".session";
 
 }  // namespace kvrun

@@ -18,6 +18,7 @@
 #include "runtime/kv/planner/plan_kv.h"
 #include "runtime/kv/serve/kv_folder.h"
 #include "runtime/store/sealed_file.h"
+#include "runtime/store/write_meter.h"
 
 namespace kvrun {
 namespace {
@@ -135,7 +136,11 @@ class KvPreparation {
   // `layer_time` may be null, and so may `kept`.
   KvPreparation(const Model& model, const KvSettings& settings, LayerTime* layer_time,
                 KeptFiles* kept = nullptr)
-      : model_(model), settings_(settings), layer_time_(layer_time), kept_(kept), adapter_(model, settings) {}
+      : model_(model), settings_(settings), layer_time_(layer_time), kept_(kept), adapter_(model, settings) {
+    meter_ = settings.storage.meter;
+    if (meter_ == nullptr && !settings.storage.written_path.empty())
+      meter_ = std::make_shared<WriteMeter>(settings.storage.written_path);
+  }
 
   Result<KvPlan> Plan(uint32_t n_ctx, uint32_t n_sequences);
   // Makes the folder, whose files may be aligned in another way than the one that was tried.
@@ -155,6 +160,7 @@ class KvPreparation {
   LayerTime* layer_time_;
   KeptFiles* kept_;
   SessionAdapter adapter_;
+  std::shared_ptr<WriteMeter> meter_;  // of what is written; may be null
 };
 
 // What the user says, with what the adapter's file and the device say.
@@ -164,6 +170,7 @@ Result<KvOptions> KvPreparation::CompleteOptions() {
   if (settings_.storage.encrypts) options.spare_cores = SpareCores(layer_time_);
   if (layer_time_ != nullptr) options.max_buffer_bytes = layer_time_->device().max_buffer_bytes;
   options.is_sealed = settings_.storage.encrypts;
+  options.overlaid_tokens = settings_.storage.overlaid_tokens;
   KVRUN_ASSIGN_OR_RETURN(options.layer_shares, adapter_.LayerShares());
   return options;
 }
@@ -229,6 +236,7 @@ Result<std::unique_ptr<BlockFile>> KvPreparation::MakeFile(KeptFiles::Kind kind,
   };
   if (is_kept) return kept_->Make(kind, options, size);
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<BlockFile> file, CreateBlockFile(options));
+  file = Metered(std::move(file), meter_);
   if (!settings_.storage.encrypts) return file;
   IoMode mode = file->mode();
   mode.alignment_bytes = AlignmentOf(*file, settings_);
@@ -248,6 +256,7 @@ Status KvPreparation::MakeFiles(OffloadedPassOptions* options) const {
       options->stores, MakeKvStores(plan, model_.config.n_kv_layers(), std::move(file), std::move(rows_file),
                                     kept_ != nullptr ? kept_->room_tokens() : 0));
   KVRUN_ASSIGN_OR_RETURN(options->spill, OpenKvFile(settings_.storage, FileUse::kIsKept));
+  options->spill = Metered(std::move(options->spill), meter_);
   if (settings_.storage.encrypts) {
     const KvFileSize size = FirstPage(*options->spill);
     KVRUN_ASSIGN_OR_RETURN(options->spill, Sealed(std::move(options->spill), size));

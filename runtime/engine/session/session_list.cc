@@ -70,6 +70,7 @@ Result<HeldState> Hold(const std::string& path) {
 Status Read(const StateFile& state, KeptSessionInfo* info) {
   KVRUN_ASSIGN_OR_RETURN(info->identity, SessionFiles::ReadIdentityOf(state));
   if (!info->identity.is_begun()) return {StatusCode::kNotFound, "nothing was saved in it yet"};
+  info->written = SessionFiles::ReadWrittenOf(state);
   info->n_tokens.resize(info->identity.n_sequences);
   for (uint32_t i = 0; i < info->identity.n_sequences; ++i)
     info->n_tokens[i] = Session::CountTokens(state, i);

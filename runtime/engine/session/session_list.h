@@ -8,6 +8,7 @@
 #include "platform/base/status.h"
 #include "platform/io/secret_key.h"
 #include "runtime/engine/session/session_identity.h"
+#include "runtime/store/written_days.h"
 
 namespace kvrun {
 
@@ -18,6 +19,7 @@ struct KeptSessionInfo {
   std::vector<uint64_t> n_tokens;  // of each sequence
   uint64_t size_bytes = 0;         // that its files take on the disk
   int64_t used_s = 0;              // since 1970: when it was last saved
+  WrittenDays written;             // for it, up to its last save
   bool is_encrypted = false;       // without its key nothing but name, size and date is known
   std::string trouble;             // why it cannot be opened; empty: it can
 };

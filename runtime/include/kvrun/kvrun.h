@@ -355,6 +355,13 @@ typedef struct kvrun_session_options {
   const char* session_key_path;
   kvrun_session_key_fn session_key; /* in place of a file; may be NULL */
   void* session_key_user;
+  /* How many tokens an answer has at most, for the option "write-limit"; 0: 256. */
+  uint32_t answer_tokens;
+  /* With `session`. Nonzero: the session that is there is only read. What follows goes to nameless files and
+   * ends with kvrun_session_destroy, and kvrun_session_save is KVRUN_INVALID_ARGUMENT. Any number of sessions
+   * and processes may read one at once, and none of them saves to it meanwhile; its files and their folder
+   * need not be writable. KVRUN_NOT_FOUND if there is no session. */
+  uint32_t session_read_only;
 } kvrun_session_options;
 
 KVRUN_API void kvrun_session_options_init(kvrun_session_options* options);
@@ -466,10 +473,18 @@ KVRUN_API kvrun_status kvrun_session_set_note(kvrun_session* session, const char
 KVRUN_API kvrun_status kvrun_session_note(const kvrun_session* session, char** note, size_t* size);
 /* Those that are kept in a folder (NULL: the user's folder for sessions), the last used first. JSON array of
  * objects: name, path, model (its name), fingerprint, method, tokens [of each sequence], context, words (the
- * text's first ones), bytes (on the disk), used (seconds since 1970), options {as they were given}, form
+ * text's first ones), bytes (on the disk), used (seconds since 1970), written (bytes that were ever written
+ * to flash for it, up to its last save; a copy goes on from what it is a copy of), written_days [{date (of
+ * UTC, "2026-11-30"), bytes}: the last 30 on which something was written], options {as they were given}, form
  * {what is kept, in words}, encrypted (true: without its key nothing is known but name, path, bytes and
  * used), trouble (null; or why it cannot be opened: the other fields may be empty then). */
 KVRUN_API kvrun_status kvrun_sessions_json(const char* folder, char** json);
+/* What all processes of this user have written to flash with this library: for sessions that are kept, those
+ * that were removed included, and for those that are not. JSON object: path (of the file that says so, in the
+ * user's folder for sessions; null: there is no such folder, and nothing is counted), written (bytes),
+ * written_today, days [{date, bytes}] as written_days of kvrun_sessions_json. Processes that were killed may
+ * have written up to 64 MiB each that is not there. */
+KVRUN_API kvrun_status kvrun_written_json(char** json);
 /* One of them, by its name or path. */
 KVRUN_API kvrun_status kvrun_sessions_info_json(const char* session, char** json);
 /* The same of one that is encrypted; the key as session_key_path of kvrun_session_options. */
@@ -493,7 +508,9 @@ KVRUN_API uint32_t kvrun_session_length(const kvrun_session* session, uint32_t s
 KVRUN_API kvrun_status kvrun_session_truncate(kvrun_session* session, uint32_t sequence, uint32_t length);
 
 /* Appends ids to a sequence and computes their KV. On KVRUN_CONTEXT_FULL or KVRUN_INVALID_ARGUMENT nothing is
- * appended; on KVRUN_CANCELLED the chunks that were finished stay. With count 0 it only computes a generated
+ * appended; so it is where more than one id would break the limit of what is written (the option
+ * "write-limit"), which is KVRUN_INVALID_ARGUMENT: the session can be used, on another day, say. On
+ * KVRUN_CANCELLED the chunks that were finished stay. With count 0 it only computes a generated
  * token that is not computed yet. */
 KVRUN_API kvrun_status kvrun_session_feed(kvrun_session* session, uint32_t sequence, const int32_t* ids,
                                           size_t count);
@@ -621,7 +638,8 @@ KVRUN_API kvrun_status kvrun_session_generate_each(kvrun_session* session, const
  * and decoding: io_mode
  * ("io_uring direct"), io_notes [..], reads, read_bytes, records_read_again (those that were bad at first),
  * mean_read_bytes, read_mbps (10^6 bytes/s, while reading), bytes_written. A value is null if nothing was
- * counted for it. Counters start when the session is created, and again with kvrun_session_stats_reset. */
+ * counted for it. Counters start when the session is created, and again with kvrun_session_stats_reset.
+ * Of the session since it was created, also written_bytes: to flash, of all kinds. */
 KVRUN_API kvrun_status kvrun_session_stats_json(const kvrun_session* session, char** json);
 KVRUN_API void kvrun_session_stats_reset(kvrun_session* session);
 

@@ -80,6 +80,9 @@ struct KvOptions {
   bool is_sealed = false;  // files are encrypted
   // Not the user's: cores that neither the device nor the thread that reads computes on.
   uint32_t spare_cores = 0;
+  // Of files that are only read, and written over elsewhere (OverlayFile), the longest context that they have
+  // room for; 0: they are not.
+  uint32_t overlaid_tokens = 0;
   // Not the user's: kvswap's group where none is given, as the flash asks for (engine/storage_speed.h).
   uint32_t default_group_tokens = kDefaultGroupTokens;
 };

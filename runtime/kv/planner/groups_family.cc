@@ -296,7 +296,10 @@ void Groups::AddParts(const KvSizeInput& input, KvPlan& plan) {
   const uint64_t all_groups = plan.method.selects() ? 0 : uint64_t{plan.n_groups()} * sizeof(uint32_t);
   AddTables(input, all_groups, plan);
   AddPart("checksums", layers * plan.n_streams * plan.n_stored_groups() * kChecksumBytes, plan);
-  AddSeals(input, layers * plan.n_streams * plan.n_stored_groups(), plan.record.size_bytes(), plan);
+  const uint64_t lanes = layers * plan.n_streams;
+  const uint64_t n_of_file = CeilDiv(std::max(plan.n_ctx, input.overlaid_tokens), plan.record.group_tokens) *
+                             (plan.n_stored_groups() / plan.n_groups());
+  AddSeals(input, lanes * plan.n_stored_groups(), plan.record.size_bytes(), plan, lanes * n_of_file);
   AddPart("scores", ScoreBytes(input, plan), plan);
   AddStaging(input, plan.slots.record.size_bytes(), kStagedRecords, plan);
 }

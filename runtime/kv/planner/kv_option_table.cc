@@ -435,6 +435,12 @@ constexpr KvOptionRow kRows[] = {
      .words = SwitchNames,
      .help = "encrypt what lies on flash, with a key that ends with the process (--session-key: of a session "
              "that is kept)"},
+    {.name = "write-limit",
+     .value = "BYTES/day",
+     .set = [](Given g, KvSettings* s) { return SetDailyBytes(g, &s->storage.write_limit_bytes); },
+     .help =
+         "read no prompt that would make all kvrun processes of this user write more than this to flash in "
+         "a day (of UTC), such as 20GiB/day; an answer that has begun goes on (default: no limit)"},
     {.name = "tmpfs",
      .value = "",
      .set = [](Given g, KvSettings* s) { return SetChoice(g, kSwitch, &s->storage.allow_tmpfs); },

@@ -193,6 +193,21 @@ Status SetBackend(const GivenKvOption& given, KvStorageOptions* storage) {
   return given.Refuse("is not one of auto, " + Names(backends));
 }
 
+Status SetDailyBytes(const GivenKvOption& given, std::optional<uint64_t>* target) {
+  constexpr std::string_view kPerDay = "/day";
+  const std::optional<double> bytes =
+      given.value.ends_with(kPerDay) ? ParseBytes(given.value.substr(0, given.value.size() - kPerDay.size()))
+                                     : std::nullopt;
+  // Written so that NaN fails it.
+  if (!bytes || !(*bytes >= 1.0 && *bytes <= static_cast<double>(kMaxBudgetBytes))) {
+    return given.Refuse(fmt::format(
+        "is no number of bytes a day from 1 byte to {}, such as 20GiB/day (the units K, M and G are of 1024)",
+        FormatBytes(kMaxBudgetBytes)));
+  }
+  *target = static_cast<uint64_t>(std::floor(*bytes));
+  return Status::Ok();
+}
+
 std::vector<std::string> TypeNames() { return NameList(NameAll(kTypes, KvTypeName)); }
 
 std::vector<std::string> BackendNames() {

@@ -92,6 +92,8 @@ Status SetTypes(const GivenKvOption& given, KvOptions* kv);
 // Bytes, with or without a unit, or a share of all KV.
 Status SetBudget(const GivenKvOption& given, KvOptions* kv);
 Status SetBackend(const GivenKvOption& given, KvStorageOptions* storage);
+// "20GiB/day": bytes as of a budget.
+Status SetDailyBytes(const GivenKvOption& given, std::optional<uint64_t>* target);
 
 std::vector<std::string> TypeNames();
 std::vector<std::string> BackendNames();

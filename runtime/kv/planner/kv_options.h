@@ -3,6 +3,8 @@
 #pragma once
 
 #include <map>
+#include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -18,6 +20,8 @@ namespace kvrun {
 // Of the option "budget". Far above any use: what is larger was mistyped.
 inline constexpr uint64_t kMaxBudgetBytes = 1024 * kGiB;
 
+class WriteMeter;
+
 // Where the KV lies, for methods that keep it on flash.
 struct KvStorageOptions {
   std::string folder;  // empty: what FindKvFolder finds
@@ -28,8 +32,15 @@ struct KvStorageOptions {
   // Of files that outlive their process, and may be read on another machine: no less, whatever the disk asks
   // for.
   uint32_t least_alignment_bytes = 1;
-  bool encrypts = false;     // files: of a session that is kept with its key, else with keys that nobody has
+  bool encrypts = false;  // files: of a session that is kept with its key, else with keys that nobody has
+  // Of files of a session that is kept, and that are only read, the longest context that they have room for:
+  // what is written goes to others (OverlayFile). 0: files are written.
+  uint32_t overlaid_tokens = 0;
   std::string adapter_path;  // empty: adapters are computed from the first prompt
+  // What all processes of this user write in a day, before a prompt is refused; nothing: as much as they do.
+  std::optional<uint64_t> write_limit_bytes;
+  std::string written_path;  // of the file that what is written is added to (WriteMeter); empty: none
+  std::shared_ptr<WriteMeter> meter;  // a session's own; null: what is made here gets one
 };
 
 struct KvSettings {

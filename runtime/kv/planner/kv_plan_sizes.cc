@@ -9,6 +9,7 @@
 #include "runtime/kv/math/slot_cache.h"
 #include "runtime/kv/memory/entry_spaces.h"
 #include "runtime/kv/planner/kv_family.h"
+#include "runtime/store/overlay_file.h"
 #include "runtime/store/record_store.h"
 #include "runtime/store/sealed_file.h"
 #include "runtime/store/spill_file.h"
@@ -144,21 +145,32 @@ uint64_t SealBytes(const KvSizeInput& input, uint64_t n_pieces, uint64_t piece_b
                                  BlockFileOptions().queue_depth, n_helpers);
 }
 
-uint64_t PageSealBytes(const KvSizeInput& input, uint64_t file_bytes) {
-  const uint32_t page_bytes = std::max(input.io_alignment_bytes, SealedFile::kPageBytes);
-  return SealBytes(input, CeilDiv<uint64_t>(file_bytes, page_bytes), page_bytes, 0);
+// What is written over a file is sealed for itself.
+void AddFileParts(const KvSizeInput& input, uint64_t n_pieces, uint64_t n_of_file, uint64_t piece_bytes,
+                  uint32_t n_helpers, KvPlan& plan) {
+  const bool is_overlaid = input.overlaid_tokens > 0;
+  AddPart("seals", (is_overlaid ? 2 : 1) * SealBytes(input, n_pieces, piece_bytes, n_helpers), plan);
+  if (!is_overlaid) return;
+  const uint64_t unit_bytes = RoundUp(piece_bytes, uint64_t{input.io_alignment_bytes});
+  AddPart("overlay",
+          OverlayFile::MemoryBytes(n_of_file * unit_bytes, static_cast<uint32_t>(unit_bytes),
+                                   BlockFileOptions().queue_depth),
+          plan);
 }
 
 }  // namespace
 
-void AddSeals(const KvSizeInput& input, uint64_t n_pieces, uint64_t piece_bytes, KvPlan& plan) {
+void AddSeals(const KvSizeInput& input, uint64_t n_pieces, uint64_t piece_bytes, KvPlan& plan,
+              uint64_t n_of_file) {
   if (input.is_sealed && plan.flash_times)
     plan.n_seal_helpers = plan.flash_times->HelpersFor(piece_bytes, input.spare_cores);
-  AddPart("seals", SealBytes(input, n_pieces, piece_bytes, plan.n_seal_helpers), plan);
+  AddFileParts(input, n_pieces, std::max(n_pieces, n_of_file), piece_bytes, plan.n_seal_helpers, plan);
 }
 
 void AddPageSeals(const KvSizeInput& input, uint64_t file_bytes, KvPlan& plan) {
-  AddPart("seals", PageSealBytes(input, file_bytes), plan);
+  const uint32_t page_bytes = std::max(input.io_alignment_bytes, SealedFile::kPageBytes);
+  const uint64_t n_pages = CeilDiv<uint64_t>(file_bytes, page_bytes);
+  AddFileParts(input, n_pages, n_pages, page_bytes, 0, plan);
 }
 
 uint32_t ProjectedRows(const KvPlan& plan) {

@@ -2,6 +2,7 @@
 // sequences together.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "runtime/kv/plan/kv_plan.h"
@@ -17,6 +18,7 @@ struct KvSizeInput {
   uint64_t max_buffer_bytes = UINT64_MAX;  // KvOptions::max_buffer_bytes
   bool is_sealed = false;                  // files are encrypted
   uint32_t spare_cores = 0;                // KvOptions::spare_cores
+  uint32_t overlaid_tokens = 0;            // KvOptions::overlaid_tokens
 };
 
 // Of a record on flash.
@@ -53,9 +55,11 @@ void AddTables(const KvSizeInput& input, uint64_t list_bytes, KvPlan& plan);
 // Sets staging_bytes: for reads of so many bytes. The part has so many more.
 void AddStaging(const KvSizeInput& input, uint64_t read_bytes, uint64_t n_reads, KvPlan& plan,
                 uint64_t more_bytes = 0);
-// What the encryption of a file takes, if files are encrypted: of so many pieces of one size that are written
-// whole, or of pages of which any may be. Sets n_seal_helpers: of such pieces.
-void AddSeals(const KvSizeInput& input, uint64_t n_pieces, uint64_t piece_bytes, KvPlan& plan);
+// What the encryption of a file takes, if files are encrypted, and what is known of one that is written over:
+// of so many pieces of one size that are written whole (where the file has room for more than can be there,
+// n_of_file), or of pages of which any may be. Sets n_seal_helpers: of such pieces.
+void AddSeals(const KvSizeInput& input, uint64_t n_pieces, uint64_t piece_bytes, KvPlan& plan,
+              uint64_t n_of_file = 0);
 void AddPageSeals(const KvSizeInput& input, uint64_t file_bytes, KvPlan& plan);
 // Of an index, the scales of its columns.
 uint64_t ScaleBytes(const KvSizeInput& input, const KvPlan& plan);

@@ -71,7 +71,8 @@ Planner::Planner(const KvOptions& options, const KvModelShape& model, uint32_t n
             .computes_adapter = plan.method.has_adapters() && !options.adapter_from_file,
             .max_buffer_bytes = options.max_buffer_bytes,
             .is_sealed = options.is_sealed,
-            .spare_cores = options.spare_cores};
+            .spare_cores = options.spare_cores,
+            .overlaid_tokens = options.overlaid_tokens};
 }
 
 bool Planner::needs_equal_capacity() const {
