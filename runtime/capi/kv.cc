@@ -1,3 +1,4 @@
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,17 @@
 using kvrun::Status;
 using kvrun::capi::CheckNotNull;
 using kvrun::capi::Guard;
+
+namespace {
+
+// Where its KV lies, of methods that keep it on flash.
+std::string FolderOf(const kvrun::SessionOptions& session) {
+  if (!session.path.empty()) return std::filesystem::path(session.path).parent_path();
+  const std::string& named = session.kv.storage.folder;
+  return named.empty() ? kvrun::DefaultKvFolder() : named;
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -48,20 +60,18 @@ kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_op
     *json = nullptr;
     KVRUN_RETURN_IF_ERROR(CheckNotNull(model, "model"));
     KVRUN_RETURN_IF_ERROR(model->model->computable);
-    KVRUN_ASSIGN_OR_RETURN(const kvrun::SessionOptions session, kvrun::capi::ReadSessionOptions(options));
+    KVRUN_ASSIGN_OR_RETURN(kvrun::SessionOptions session, kvrun::capi::ReadSessionOptions(options));
     KVRUN_RETURN_IF_ERROR(kvrun::CheckSequenceCount(session.n_sequences));
     const kvrun::ModelConfig& config = model->model->config;
     const uint32_t n_ctx = kvrun::ChooseContext(session.n_ctx, config);
+    if (!session.path.empty()) kvrun::SetKeptStorage(session, n_ctx, config, &session.kv.storage);
     KVRUN_ASSIGN_OR_RETURN(kvrun::KvPlan plan,
                            kvrun::PlanSessionKv(*model->model, session.kv, n_ctx, session.n_sequences));
     const std::vector<std::string> notes = kvrun::ContextNotes(n_ctx, config);
     std::vector<std::string>& of_plan = plan.notes.for_people;
     of_plan.insert(of_plan.begin(), notes.begin(), notes.end());
     kvrun::capi::Json info = kvrun::capi::KvPlanInfo(plan);
-    const std::string& named = session.kv.storage.folder;
-    info["folder"] = plan.method.is_on_flash()
-                         ? kvrun::capi::Json(named.empty() ? kvrun::DefaultKvFolder() : named)
-                         : kvrun::capi::Json();
+    info["folder"] = plan.method.is_on_flash() ? kvrun::capi::Json(FolderOf(session)) : kvrun::capi::Json();
     return kvrun::capi::CopyOut(info, json);
   });
 }

@@ -70,6 +70,7 @@ Result<SessionOptions> ReadSessionOptions(const kvrun_session_options* given) {
   options.n_sequences = read.n_sequences;
   options.n_ctx = read.n_ctx;
   options.progress = BindProgress(read.progress, read.progress_user, KVRUN_PHASE_PREFILL);
+  options.room_tokens = read.session_room;
   options.kv.version = kvrun_version();
   if (read.session != nullptr && *read.session != '\0') {
     KVRUN_ASSIGN_OR_RETURN(options.path, SessionPath(read.session));

@@ -40,7 +40,15 @@ struct SessionOptions {
   // What of it lies on flash is encrypted, with this key; null: it is not, unless kv.storage says so of what
   // ends with the process.
   std::shared_ptr<const SecretKey> key;
+  // The longest context that its files have room for, where they are made; 0: what the model was trained
+  // with.
+  uint32_t room_tokens = 0;
 };
+
+// How the files of a session that is kept lie, with a context of n_ctx: what a budget pays for is that of a
+// plan with this storage.
+void SetKeptStorage(const SessionOptions& options, uint32_t n_ctx, const ModelConfig& config,
+                    KvStorageOptions* storage);
 
 class RateWatch;
 class SessionFiles;

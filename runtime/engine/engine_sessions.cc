@@ -34,6 +34,13 @@ Result<SessionIdentity> IdentityOf(const Model& model, const KvSettings& setting
 
 }  // namespace
 
+void SetKeptStorage(const SessionOptions& options, uint32_t n_ctx, const ModelConfig& config,
+                    KvStorageOptions* storage) {
+  storage->encrypts = options.key != nullptr;
+  storage->least_alignment_bytes = SavePointFile::kAlignmentBytes;
+  storage->room_tokens = std::max(n_ctx, options.room_tokens > 0 ? options.room_tokens : config.n_ctx_train);
+}
+
 Result<KvPlan> Engine::PlanSession(const KvSettings& kv, uint32_t n_ctx, uint32_t n_sequences) {
   const std::lock_guard lock(device_mutex_);
   return PlanSessionKv(model_, kv, n_ctx, n_sequences, layer_time());
@@ -57,10 +64,7 @@ Result<std::unique_ptr<Session>> Engine::MakeSession(const SessionOptions& optio
   parts.progress = options.progress;
   ForwardPassOptions pass_options{
       .n_sequences = options.n_sequences, .n_ctx = parts.n_ctx, .offloaded = nullptr};
-  if (files != nullptr) {
-    files->SetRoom(files->identity() ? files->identity()->room_tokens
-                                     : std::max(parts.n_ctx, model_.config.n_ctx_train));
-  }
+  if (files != nullptr) files->SetRoom(std::max(parts.n_ctx, options.kv.storage.room_tokens));
   const auto prepare = [&] {
     const std::lock_guard lock(device_mutex_);
     return PrepareOffloadedPass(model_, options.kv, parts.n_ctx, options.n_sequences, layer_time(),
@@ -138,10 +142,7 @@ Result<std::unique_ptr<Session>> Engine::KeepSession(const SessionOptions& given
                               options.path));
   }
   if (options.key != nullptr) KVRUN_RETURN_IF_ERROR(CheckEncryption());
-  options.kv.storage.encrypts = options.key != nullptr;
-  options.kv.storage.least_alignment_bytes = SavePointFile::kAlignmentBytes;
-  options.kv.storage.room_tokens =
-      std::max(ChooseContext(options.n_ctx, model_.config), model_.config.n_ctx_train);
+  SetKeptStorage(options, ChooseContext(options.n_ctx, model_.config), model_.config, &options.kv.storage);
   KVRUN_ASSIGN_OR_RETURN(const std::string fingerprint, model_.Fingerprint());
   Result<std::unique_ptr<SessionFiles>> opened = SessionFiles::Open(options.path, options.key);
   if (opened.status().code() == StatusCode::kUnsupported) {
