@@ -20,6 +20,10 @@ struct SessionPlan {
   uint32_t n_sequences = 1;
   uint32_t n_ctx = 0;
   KvOptionList kv;
+  // Where it is kept, and how (SharedOptions).
+  std::string session;
+  std::string session_key;
+  uint32_t session_room = 0;
   // Where the options are a config's: which of its solutions they are, as a message goes on; else empty.
   std::string origin;
   std::string adapter;  // the file that the config names, where none was given in its place; else empty
@@ -53,6 +57,9 @@ auto ExplainingAdapter(const SessionPlan& plan, const Ask& ask) {
 
 // Throws where the config is of another device than the one that was loaded; says its notes that are new.
 void CheckConfig(const LoadedEngine& loaded, const SharedOptions& shared, SessionPlan* plan);
+
+// A path as a person writes it: "~/.cache".
+std::string ShortPath(const std::string& path);
 
 // "KV cache: 13.8 of 180.0 MiB in memory, the rest on flash in ~/.cache/kvrun/kv".
 std::string KvSummary(const Json& kv_plan);

@@ -28,8 +28,10 @@ struct SharedOptions {
   KvOptionList kv;     // as given; what a session takes is in its SessionPlan
   std::string config;  // a file; empty: none
   bool force_config = false;
-  std::string session;      // where it is kept; empty: nowhere
-  std::string session_key;  // what it is encrypted with; empty: it is not
+  std::string session;        // where it is kept; empty: nowhere
+  std::string session_key;    // what it is encrypted with; empty: it is not
+  uint32_t session_room = 0;  // of one that is begun (kvrun_session_options); 0: as usual
+  bool is_document = false;   // nobody named the session: where it is not kept, nothing is said
 };
 
 inline constexpr const char* kContextAsNeeded = "what the job needs, at most what the model was trained with";
