@@ -143,6 +143,30 @@ TEST_F(CliSessionsOfDocuments, WhatFailsWithOneIsDoneWithout) {
   }
 }
 
+TEST_F(CliSessions, BenchDecodesAtItsEndAndLeavesItAsItIs) {
+  Run("a long text", {"-n", "3"});
+  const std::string before = ReadWholeFile(SessionPath());
+  const auto bench = [&](std::vector<std::string> more) {
+    std::vector<std::string> arguments = {"bench", "-m", "toy.gguf", "-n", "4"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return Cli(arguments);
+  };
+  const ProgramResult once = bench({"--session", SessionPath(), "-r", "2", "--json"});
+  EXPECT_EQ(once.exit_code, 0) << once.err;
+  const Json result = Json::parse(once.out).at(0);
+  EXPECT_EQ(result["depth"], Json::parse(before)["tokens"].size());
+  EXPECT_EQ(result["decode_tps_runs"].size(), 2U);
+  EXPECT_EQ(ReadWholeFile(SessionPath()), before);
+  EXPECT_PRED2(Contains, bench({"--session", SessionPath()}).out, "decode token/s");
+  EXPECT_EQ(bench({"--session", SessionPath(), "-d", "5"}).exit_code, 2);
+  EXPECT_EQ(bench({"--session", SessionPath(), "-n", "0"}).exit_code, 2);
+  EXPECT_PRED2(Contains, bench({"--session", "nope"}).err, "there is no session nope");
+  EXPECT_PRED2(Contains, bench({"--session", "broken"}).err,
+               "the session broken cannot be measured: its end is missing");
+  EXPECT_PRED2(Contains, bench({"--session", "locked"}).err,
+               "the session locked is encrypted: give its key (--session-key)");
+}
+
 TEST(CliSessionsCommand, ToKeepAndNotToIsRefused) {
   EXPECT_EQ(Cli({"run", "-m", "toy", "-f", "x", "--keep", "1G", "--no-keep"}).exit_code, 2);
   const ProgramResult wrong = Cli({"chat", "-m", "toy", "--keep", "much"});
