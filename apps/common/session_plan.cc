@@ -74,7 +74,7 @@ void TellSession(const Session& session, const SharedOptions& shared, SessionPla
   }
   if (!shared.verbose) return;
   const Json& kv = stats.contains("kv") ? stats["kv"] : plan->kv_plan;
-  PrintMessage("KV cache: " + TextOf(kv.value("line", Json())));
+  if (kv.is_object()) PrintMessage("KV cache: " + TextOf(kv.value("line", Json())));
   for (const Json& detail : stats.value("details", Json::array())) PrintMessage("note: " + TextOf(detail));
 }
 
