@@ -268,7 +268,8 @@ Session KeptDocument::StartWithout(const LoadedEngine& loaded, Progress* progres
 
 // Whatever becomes of it, the answer was given.
 void KeptDocument::Keep(const Session& session) {
-  if (name_.empty() || is_saved_) return;
+  // Of one whose reading was interrupted there may be too little.
+  if (name_.empty() || is_saved_ || kvrun_session_length(session.get(), 0) < kFewestTokens) return;
   if (kvrun_session_save(session.get()) != KVRUN_OK) {
     if (use_.keeping.is_asked && !shared_.quiet)
       PrintMessage(fmt::format("note: the document is not kept: {}", kvrun_last_error()));

@@ -149,6 +149,11 @@ TEST_F(KeptDocuments, ASecondChatReadsNothingOfTheDocumentAndKnowsNothingOfTheFi
   EXPECT_EQ(Files().size(), 1U);
 }
 
+TEST_F(KeptDocuments, EverythingIsSaidOfOneToo) {
+  EXPECT_NE(Ask(document_, "ba", {"-v"}).text, "");
+  EXPECT_GE(Ask(document_, "ab", {"-v"}).n_cached, document_.size());
+}
+
 TEST_F(KeptDocuments, AChatThatSaysNothingKeepsWhatItHasRead) {
   Talk(document_, "");
   EXPECT_LE(Talk(document_, "").n_read, 1U);
