@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 #include <limits>
@@ -153,6 +154,15 @@ int OpenToWrite(const std::string& path, mode_t mode) {
 }
 
 }  // namespace
+
+std::string StateFolder() {
+  // A folder that is named from the working folder counts as not named, as the XDG rules say.
+  const char* state = std::getenv("XDG_STATE_HOME");
+  if (state != nullptr && *state == '/') return std::string(state) + "/kvrun";
+  const char* home = std::getenv("HOME");
+  if (home != nullptr && *home == '/') return std::string(home) + "/.local/state/kvrun";
+  return "";
+}
 
 void GuardStandardStreams() {
   // Opened the wrong way round on purpose: using them still fails, as it would on a closed descriptor.

@@ -10,6 +10,10 @@
 
 namespace kvrun::cli {
 
+// Where kvrun keeps what it is to know later: "$XDG_STATE_HOME/kvrun", else "$HOME/.local/state/kvrun"; empty
+// where neither variable is an absolute path. It need not be there.
+std::string StateFolder();
+
 // Makes sure that descriptors 0 to 2 are taken, so that no file of ours is mistaken for one of them.
 void GuardStandardStreams();
 

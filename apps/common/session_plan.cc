@@ -15,15 +15,16 @@
 namespace kvrun::cli {
 namespace {
 
-// Without progress. Points to `kv`.
-kvrun_session_options SessionOptions(const std::vector<kvrun_option>& kv, uint32_t n_sequences,
-                                     uint32_t n_ctx) {
+// Without progress. Points to the plan and to `kv`, the plan's.
+kvrun_session_options SessionOptions(const SessionPlan& plan, const std::vector<kvrun_option>& kv) {
   kvrun_session_options options;
   kvrun_session_options_init(&options);
-  options.n_sequences = n_sequences;
-  options.n_ctx = n_ctx;
+  options.n_sequences = plan.n_sequences;
+  options.n_ctx = plan.n_ctx;
   options.kv_options = kv.data();
   options.n_kv_options = kv.size();
+  options.session = plan.session.c_str();
+  options.session_key_path = plan.session_key.c_str();
   return options;
 }
 
@@ -63,7 +64,7 @@ void TellNotKept(const Session& session) {
 
 // What only the session knows: how fast its device is may decide how much is selected.
 void TellSession(const Session& session, const SharedOptions& shared, SessionPlan* plan) {
-  const bool is_to_be_kept = !shared.session.empty() && !shared.session_read_only;
+  const bool is_to_be_kept = !shared.session.empty() && !shared.session_read_only && !shared.is_document;
   if (is_to_be_kept && kvrun_session_is_kept(session.get()) == 0) TellNotKept(session);
   if ((plan->kv_plan.is_null() && shared.session.empty()) || shared.quiet) return;
   const Json stats = SessionStats(session);
@@ -73,16 +74,8 @@ void TellSession(const Session& session, const SharedOptions& shared, SessionPla
   }
   if (!shared.verbose) return;
   const Json& kv = stats.contains("kv") ? stats["kv"] : plan->kv_plan;
-  PrintMessage("KV cache: " + TextOf(kv.value("line", Json())));
+  if (kv.is_object()) PrintMessage("KV cache: " + TextOf(kv.value("line", Json())));
   for (const Json& detail : stats.value("details", Json::array())) PrintMessage("note: " + TextOf(detail));
-}
-
-// A path as a person writes it.
-std::string ShortPath(const std::string& path) {
-  const char* home = std::getenv("HOME");
-  if (home == nullptr || *home != '/' || !path.starts_with(home)) return path;
-  const std::string rest = path.substr(std::strlen(home));
-  return rest.starts_with('/') ? "~" + rest : path;
 }
 
 // Options of one method are mostly none of another's.
@@ -160,9 +153,7 @@ SessionPlan TakeConfig(const Model& model, const SharedOptions& shared, uint32_t
 
 Json AskPlan(const SessionPlan& plan) {
   const std::vector<kvrun_option> kv_options = plan.kv.values();
-  kvrun_session_options options = SessionOptions(kv_options, plan.n_sequences, plan.n_ctx);
-  options.session = plan.session.c_str();
-  options.session_key_path = plan.session_key.c_str();
+  const kvrun_session_options options = SessionOptions(plan, kv_options);
   return Explained([&] { return KvPlan(*plan.model, options); },
                    [&](const Failure& failure) { return ExplainRefusal(plan, failure); });
 }
@@ -177,6 +168,18 @@ bool IsKept(const std::string& session) {
   return is_kept;
 }
 
+// What to expect of a context that is longer than what the model was trained with.
+void SayContextNotes(const SharedOptions& shared, SessionPlan* plan) {
+  if (shared.quiet || plan->n_ctx <= kvrun_model_context_train(plan->model->get())) return;
+  SessionPlan resident;  // it has no other notes
+  resident.model = plan->model;
+  resident.n_ctx = plan->n_ctx;
+  for (const Json& note : AskPlan(resident).value("notes", Json::array())) {
+    const std::string text = TextOf(note);
+    if (IsNew(text, plan)) PrintMessage("note: " + text);
+  }
+}
+
 }  // namespace
 
 SessionPlan PlanSession(const Model& model, const SharedOptions& shared, uint32_t n_sequences, uint32_t n_ctx,
@@ -184,14 +187,14 @@ SessionPlan PlanSession(const Model& model, const SharedOptions& shared, uint32_
   SessionPlan plan = TakeConfig(model, shared, n_sequences, n_ctx);
   if (seed && plan.kv.Find("sample") != nullptr && plan.kv.Find("seed") == nullptr)
     plan.kv.Set("--seed", "seed", std::to_string(static_cast<uint32_t>(*seed)));
-  // What is kept says what is not given.
-  if (!plan.kv.asks_for_plan() || IsKept(shared.session)) {
-    SayContextNotes(model, shared, n_ctx);
+  // What is kept says what is not given; a document was kept with what is given.
+  if (!plan.kv.asks_for_plan() || (!shared.is_document && IsKept(shared.session))) {
+    SayContextNotes(shared, &plan);
     return plan;
   }
   const Json kv_plan = AskPlan(plan);
   if (plan.kv.Find("budget") == nullptr && !kv_plan.value("on_flash", false)) {
-    SayContextNotes(model, shared, n_ctx);
+    SayContextNotes(shared, &plan);
     return plan;
   }
   plan.kv_plan = kv_plan;
@@ -206,12 +209,17 @@ SessionPlan PlanSession(const Model& model, const SharedOptions& shared, uint32_
 }
 
 void SayContextNotes(const Model& model, const SharedOptions& shared, uint32_t n_ctx) {
-  if (shared.quiet || n_ctx <= kvrun_model_context_train(model.get())) return;
-  SessionPlan plan;  // of all KV in memory: it has no other notes
+  SessionPlan plan;
   plan.model = &model;
   plan.n_ctx = n_ctx;
-  plan.n_sequences = 1;
-  for (const Json& note : AskPlan(plan).value("notes", Json::array())) PrintMessage("note: " + TextOf(note));
+  SayContextNotes(shared, &plan);
+}
+
+std::string ShortPath(const std::string& path) {
+  const char* home = std::getenv("HOME");
+  if (home == nullptr || *home != '/' || !path.starts_with(home)) return path;
+  const std::string rest = path.substr(std::strlen(home));
+  return rest.starts_with('/') ? "~" + rest : path;
 }
 
 std::string KvSummary(const Json& kv_plan) {
@@ -247,11 +255,9 @@ Session StartSession(const LoadedEngine& loaded, const SharedOptions& shared, Se
                      Progress* progress) {
   CheckConfig(loaded, shared, plan);
   const std::vector<kvrun_option> kv_options = plan->kv.values();
-  kvrun_session_options options = SessionOptions(kv_options, plan->n_sequences, plan->n_ctx);
+  kvrun_session_options options = SessionOptions(*plan, kv_options);
   options.progress = Progress::Callback;
   options.progress_user = progress;
-  options.session = shared.session.c_str();
-  options.session_key_path = shared.session_key.c_str();
   options.session_read_only = shared.session_read_only && !shared.session.empty() ? 1 : 0;
   options.answer_tokens = shared.max_answer == 0 ? std::numeric_limits<uint32_t>::max() : shared.max_answer;
   Session session = ExplainingAdapter(*plan, [&] { return CreateSession(loaded.engine, options); });

@@ -56,6 +56,9 @@ auto ExplainingAdapter(const SessionPlan& plan, const Ask& ask) {
 // Throws where the config is of another device than the one that was loaded; says its notes that are new.
 void CheckConfig(const LoadedEngine& loaded, const SharedOptions& shared, SessionPlan* plan);
 
+// A path as a person writes it: "~/.cache".
+std::string ShortPath(const std::string& path);
+
 // "KV cache: 13.8 of 180.0 MiB in memory, the rest on flash in ~/.cache/kvrun/kv".
 std::string KvSummary(const Json& kv_plan);
 

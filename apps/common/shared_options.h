@@ -32,6 +32,7 @@ struct SharedOptions {
   std::string session_key;  // what it is encrypted with; empty: it is not
   bool session_read_only = false;
   uint32_t max_answer = 0;  // tokens of an answer, for --kv-write-limit; 0: as many as there is room for
+  bool is_document = false;  // nobody named the session: where it is not kept, nothing is said
 };
 
 inline constexpr const char* kContextAsNeeded = "what the job needs, at most what the model was trained with";

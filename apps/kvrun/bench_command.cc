@@ -13,6 +13,7 @@
 #include "apps/common/number_list.h"
 #include "apps/common/session_plan.h"
 #include "apps/common/shared_options.h"
+#include "apps/kvrun/bench_session.h"
 #include "apps/kvrun/commands.h"
 #include "apps/kvrun/shaped_model.h"
 
@@ -240,8 +241,19 @@ void ChooseCpuForIsa(SharedOptions* shared) {
         fmt::format("--isa is for the CPU itself, and --device names {}: give --device cpu", shared->device));
 }
 
+int BenchKept(const BenchOptions& options) {
+  if (options.decode == 0) throw UsageError("--session is there to decode at its end: -n is 0");
+  const Model model = OpenNamedModel(options.shared);
+  Progress progress(ProgressModeOf(options.shared));
+  const Json results =
+      Json::array({BenchSession(model, options.shared, options.decode, options.repetitions, &progress)});
+  WriteStdout(options.shared.json ? JsonLine(results) : Table(results));
+  return 0;
+}
+
 int Bench(const BenchOptions& options) {
   CheckOptions(options);
+  if (!options.shared.session.empty()) return BenchKept(options);
   const Model model = OpenOrMake(options);
   std::vector<SessionPlan> plans;
   for (const uint32_t depth : options.depths) {
@@ -283,6 +295,16 @@ void AddWorkOptions(OptionSet* set, BenchOptions* options) {
   set->Flag("--io-only", &options->io_only, "also repeat the last run's reads without computing");
 }
 
+void AddBenchedSession(OptionSet* set, SharedOptions* shared) {
+  set->Group(HelpGroup::kKv);
+  set->NonEmptyText("--session", &shared->session, "NAME|FILE",
+                    "decode at the end of this session, with its KV as it lies; the session stays as it is");
+  AddSessionKeyOption(set, &shared->session_key, "the key of --session, where that is encrypted");
+  for (const char* of_made :
+       {"--shape", "--depth", "--n-prompt", "--sequences", "--random-fill", "--hit-rate", "--io-only"})
+    set->Exclude("--session", of_made);
+}
+
 }  // namespace
 
 Command AddBenchCommand(CLI::App* program) {
@@ -314,6 +336,7 @@ Command AddBenchCommand(CLI::App* program) {
             "time each operation on the device, and each kind of work beside what memory allows");
   set->Flag("--validation", &options->shared.validation, "enable the Vulkan validation layer");
   AddSessionOptions(set.get(), &options->shared, KvComparisons::kShown);
+  AddBenchedSession(set.get(), &options->shared);
   AddReportOptions(set.get(), &options->shared);
   return {set, {options, &options->shared.json}, [options] {
             ChooseCpuForIsa(&options->shared);

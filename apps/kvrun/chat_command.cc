@@ -12,7 +12,6 @@
 #include "apps/common/files.h"
 #include "apps/common/interrupt.h"
 #include "apps/common/plural.h"
-#include "apps/common/session_plan.h"
 #include "apps/common/shared_options.h"
 #include "apps/kvrun/chat_commands.h"
 #include "apps/kvrun/chat_history.h"
@@ -20,6 +19,7 @@
 #include "apps/kvrun/commands.h"
 #include "apps/kvrun/conversation.h"
 #include "apps/kvrun/documents.h"
+#include "apps/kvrun/kept_documents.h"
 #include "apps/kvrun/line_reader.h"
 #include "apps/kvrun/long_document.h"
 #include "apps/kvrun/report.h"
@@ -39,6 +39,7 @@ struct ChatOptions {
   ConversationOptions conversation;
   std::vector<std::string> files;
   LongDocuments long_documents;
+  Keeping keeping;  // of documents
   bool no_history = false;
   const OptionSet* set = nullptr;
 };
@@ -76,10 +77,11 @@ void CutToFit(const Model& model, const ChatOptions& options, uint32_t n_ctx, co
 class ChatLoop {
  public:
   ChatLoop(const ChatOptions& options, const Model& model, Conversation* conversation, const Session& session,
-           const Json& engine_info)
+           KeptDocument* document, const Json& engine_info)
       : options_(options),
         model_(model),
         conversation_(*conversation),
+        document_(*document),
         session_(session),
         engine_info_(engine_info),
         n_ctx_(kvrun_session_context(session.get())) {}
@@ -123,6 +125,7 @@ class ChatLoop {
       ++n_answers_;
       WriteStdout("\n");
       SayWhyItEnded(answer);
+      document_.Keep(session_);
     } catch (const Interruption&) {
       WriteStderr("\n");  // stopped before the first token
     } catch (const Failure& failure) {
@@ -217,6 +220,7 @@ class ChatLoop {
   const ChatOptions& options_;
   const Model& model_;
   Conversation& conversation_;
+  KeptDocument& document_;
   const Session& session_;
   const Json& engine_info_;
   const uint32_t n_ctx_;
@@ -244,22 +248,29 @@ void NoteLostBytes(const Model& model, const ChatOptions& options, const std::ve
   for (const Document& document : documents) NoteLostBytes(model, form, document.text, document.name);
 }
 
-// 0: as usual. May cut the documents, where that is asked for.
-uint32_t ContextFor(const Model& model, const ChatOptions& options, std::vector<Document>* documents) {
+// How long a context it takes (0: as usual), and how it begins, where it has documents.
+struct ChatBeginning {
+  uint32_t n_ctx = 0;
+  std::vector<int32_t> ids;
+};
+
+// May cut the documents, where that is asked for.
+ChatBeginning BeginningOf(const Model& model, const ChatOptions& options, std::vector<Document>* documents) {
   const EncodeDocuments encode = [&](const std::vector<Document>& some) {
     return EncodeFirstTurn(model, options.conversation, some, "?");
   };
   if (!documents->empty() && options.long_documents.cuts())
     CutToFit(model, options, LargestContext(model, options.shared), encode, documents);
   // An unknown chat form is better said before the weights are loaded.
-  const size_t n_tokens = encode(*documents).size();
-  if (documents->empty()) return options.shared.ctx;
+  std::vector<int32_t> ids = encode(*documents);
+  if (documents->empty()) return {options.shared.ctx, {}};
   const char* what = documents->size() == 1 ? "the document of -f" : "the text of all documents of -f";
   const uint32_t n_ctx =
-      ChooseContext(model, options.shared, n_tokens, 0, what, "; --long cut leaves out their middle");
-  if (options.shared.ctx != 0) return n_ctx;
+      ChooseContext(model, options.shared, ids.size(), 0, what, "; --long cut leaves out their middle");
+  if (options.shared.ctx != 0) return {n_ctx, std::move(ids)};
   const uint32_t trained = kvrun_model_context_train(model.get());
-  return std::max(n_ctx, static_cast<uint32_t>(std::min<size_t>(trained, n_tokens + kRoomForTalk)));
+  const size_t with_talk = std::min<size_t>(trained, ids.size() + kRoomForTalk);
+  return {std::max(n_ctx, static_cast<uint32_t>(with_talk)), std::move(ids)};
 }
 
 void SayIgnoredAdvice(const Json& model_info) {
@@ -279,39 +290,90 @@ int Converse(const ChatOptions& options, ChatLoop* loop) {
   return loop->Run(lines.reader.get(), edits_lines);
 }
 
+void SayNotes(const ChatOptions& options, const Json& model_info) {
+  if (options.shared.quiet) return;
+  NoteChatTemplate(options.conversation.form, model_info);
+  SayIgnoredAdvice(model_info);
+}
+
+// A conversation with what it is about in its session, as far as that is read before the first message.
+class ReadChat {
+ public:
+  ReadChat(const ChatOptions& options, const Model& model, std::vector<Document> documents,
+           KeptDocument* document, const LoadedEngine& loaded, Progress* progress)
+      : options_(options),
+        model_(model),
+        documents_(std::move(documents)),
+        document_(*document),
+        loaded_(loaded),
+        progress_(progress) {
+    std::string why;
+    try {
+      Begin(document_.Start(loaded_, progress_));
+      return;
+    } catch (const Interruption&) {
+      if (session_ != nullptr) document_.Keep(session_);  // what was read need not be read again
+      throw;
+    } catch (const Failure& failure) {
+      if (!document_.MayBeTheReason(failure)) throw;
+      why = failure.what();
+    }
+    conversation_.reset();
+    session_.reset();
+    Begin(document_.StartWithout(loaded_, progress_, why));
+  }
+
+  const Session& session() const { return session_; }
+  Conversation* conversation() { return &*conversation_; }
+
+ private:
+  void Begin(Session session) {
+    session_ = std::move(session);
+    conversation_.emplace(options_.conversation, documents_, model_, session_, progress_);
+    if (conversation_->Restore() && !options_.shared.quiet) {
+      PrintMessage(fmt::format("the conversation goes on after {}",
+                               Counted(conversation_->turns().size(), "message")));
+    }
+    conversation_->ReadAhead();
+    conversation_->KeepIt();
+  }
+
+  const ChatOptions& options_;
+  const Model& model_;
+  const std::vector<Document> documents_;
+  KeptDocument& document_;
+  const LoadedEngine& loaded_;
+  Progress* progress_;
+  Session session_;
+  std::optional<Conversation> conversation_;
+};
+
 int Chat(ChatOptions& options) {
   CheckUsage(options);
   ReadPromptForm(&options.conversation.form);
   std::vector<Document> documents = ReadDocuments(options.files);
   const Model model = OpenNamedModel(options.shared);
-  const uint32_t n_ctx = ContextFor(model, options, &documents);
+  const ChatBeginning beginning = BeginningOf(model, options, &documents);
   if (!options.shared.quiet) NoteLostBytes(model, options, documents);
   const Json model_info = ModelInfo(model);
   ChooseSampling(*options.set, model_info, &options.conversation.generation);
   options.shared.max_answer = options.conversation.generation.values.max_tokens;
-  SessionPlan plan =
-      PlanSession(model, options.shared, 1, n_ctx, options.conversation.generation.values.seed);
+  KeptDocument document(
+      {options.keeping, model, options.shared, beginning.n_ctx, options.conversation.generation.values.seed},
+      beginning.ids);
+  options.conversation.keeps_messages = !document.is_chosen();
   // From now on nothing that is typed is cut, while the model is loaded and while it answers too.
   std::optional<TerminalModes> modes;
   if (CanEditLines()) modes.emplace(STDIN_FILENO, TerminalOutput());
   Progress progress(ProgressModeOf(options.shared));
   const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
-  const Session session = StartSession(loaded, options.shared, &plan, &progress);
-  Conversation conversation(options.conversation, std::move(documents), model, session, &progress);
-  if (conversation.Restore() && !options.shared.quiet) {
-    PrintMessage(
-        fmt::format("the conversation goes on after {}", Counted(conversation.turns().size(), "message")));
-  }
-  conversation.ReadAhead();
-  conversation.KeepIt();
-  if (!options.shared.quiet) {
-    NoteChatTemplate(options.conversation.form, model_info);
-    SayIgnoredAdvice(model_info);
-  }
-  ChatLoop loop(options, model, &conversation, session, loaded.info);
+  ReadChat chat(options, model, std::move(documents), &document, loaded, &progress);
+  SayNotes(options, model_info);
+  ChatLoop loop(options, model, chat.conversation(), chat.session(), &document, loaded.info);
   const int exit_code = Converse(options, &loop);
+  document.Keep(chat.session());
   if (!options.shared.quiet) {
-    const Json stats = SessionStats(session);
+    const Json stats = SessionStats(chat.session());
     WriteStderr(SummaryText(stats) + (options.shared.verbose ? StatisticsText(stats, loaded.info) : "") +
                 ProfileText(stats) + SamplingText(options.conversation.generation.values) + "\n");
   }
@@ -338,6 +400,7 @@ Command AddChatCommand(CLI::App* program) {
   AddGenerationOptions(set.get(), &options->conversation.generation, kChatMaxTokens, SamplingDefaults::kChat);
   AddEngineOptions(set.get(), &options->shared, "what the model was trained with, at most 8192");
   AddKeptSessionOption(set.get(), &options->shared);
+  AddKeepOptions(set.get(), &options->keeping);
   set->Group(HelpGroup::kOutput);
   set->Flag("--no-history", &options->no_history, "do not save what you type for later chats");
   AddQuietOptions(set.get(), &options->shared);

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "apps/common/api.h"
+#include "apps/common/files.h"
 
 namespace kvrun::cli {
 namespace {
@@ -124,12 +125,8 @@ std::vector<std::string> Entries(std::string_view text) {
 }  // namespace
 
 std::string ChatHistory::UsualPath() {
-  // A folder that is named from the working folder counts as not named, as the XDG rules say.
-  const char* state = std::getenv("XDG_STATE_HOME");
-  if (state != nullptr && *state == '/') return std::string(state) + "/kvrun/chat_history";
-  const char* home = std::getenv("HOME");
-  if (home != nullptr && *home == '/') return std::string(home) + "/.local/state/kvrun/chat_history";
-  return "";
+  const std::string folder = StateFolder();
+  return folder.empty() ? "" : folder + "/chat_history";
 }
 
 ChatHistory::ChatHistory(std::string path) : path_(std::move(path)) {

@@ -131,7 +131,7 @@ Turn TurnOf(const Json& json) {
 
 // What a chat keeps beside the session's tokens. Where nothing was said, another program's note stays.
 void Conversation::KeepIt() {
-  if (kvrun_session_is_kept(session_.get()) == 0) return;
+  if (!options_.keeps_messages || kvrun_session_is_kept(session_.get()) == 0) return;
   if (!turns_.empty() || has_note_) {
     Json turns = Json::array();
     for (const Turn& turn : turns_) turns.push_back(JsonOf(turn));
@@ -150,10 +150,11 @@ void Conversation::KeepIt() {
 // Where another text took the conversation's place, or it has to be computed again, what was said is written
 // anew.
 bool Conversation::Restore() {
+  held_ = TokensOf(session_, 0);
+  if (!options_.keeps_messages) return false;
   char* text = nullptr;
   size_t size = 0;
   Check(kvrun_session_note(session_.get(), &text, &size));
-  held_ = TokensOf(session_, 0);
   const Json note = ParseJson(TakeText(text));
   const Json& chat = MemberOf(note, "chat");
   for (const Json& turn : MemberOf(chat, "turns")) turns_.push_back(TurnOf(turn));

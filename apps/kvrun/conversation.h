@@ -24,6 +24,8 @@ struct ConversationOptions {
   GenerationOptions generation;
   PromptForm form;
   std::string system;  // "": none
+  // What was said is kept where the session is; false: the session is kept for its documents alone.
+  bool keeps_messages = true;
 };
 
 // The tokens of a conversation's beginning: the system message and the first turn's.

@@ -3,13 +3,13 @@
 
 #include <algorithm>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
-#include "apps/common/session_plan.h"
 #include "apps/common/shared_options.h"
 #include "apps/kvrun/answer_output.h"
 #include "apps/kvrun/batch.h"
@@ -21,7 +21,6 @@
 #include "apps/kvrun/long_document.h"
 #include "apps/kvrun/long_parts.h"
 #include "apps/kvrun/report.h"
-#include "apps/kvrun/session_files.h"
 #include "apps/kvrun/token_json.h"
 
 namespace kvrun::cli {
@@ -43,7 +42,7 @@ struct RunOptions {
   PromptForm form;
   LongDocuments long_documents;
   bool chat = false;
-  uint64_t keep_bytes = 0;  // of documents; 0: none is kept but by --session
+  Keeping keeping;          // of documents
   bool json_lines = false;  // shared.json too, then: the last line is what --json says
   const OptionSet* set = nullptr;
 
@@ -121,59 +120,24 @@ class PromptRunner {
 
   int Run() {
     const uint32_t n_ctx = MakePrompt();
-    ChooseDocument();
-    SessionPlan plan = PlanSession(model_, shared_, 1, n_ctx, options_.generation.values.seed);
+    const bool is_document = !options_.files.empty() && parts_.size() <= 1;
+    KeptDocument document({options_.keeping, model_, shared_, n_ctx, options_.generation.values.seed},
+                          std::span(prompt_.ids).first(is_document ? prompt_.ids.size() : 0));
     const LoadedEngine loaded = LoadEngine(model_, shared_, &progress_);
-    const Session session = Start(loaded, n_ctx, &plan);
+    Session session = document.Start(loaded, &progress_);
     if (parts_.size() > 1) AskAll(session);
+    const uint64_t n_read = ReadWith(&document, loaded, &session);
     // Whatever becomes of the answer. What nobody named waits for it.
-    if (Read(session) >= kFewTokens && document_.empty()) Keep(session);
-    const Answer answer = Generated(session);
-    const bool is_kept = document_.empty() ? Keep(session) : KeepDocument(session);
+    if (n_read >= kFewTokens && !document.is_chosen()) Keep(session);
+    const Answer answer = GeneratedWith(&document, session);
+    const bool is_kept = document.is_chosen() || Keep(session);
     Report(options_, model_, session, loaded.info, prompt_, answer);
+    document.Keep(session);
     if (answer.finish == KVRUN_FINISH_CANCELLED) return kExitInterrupted;
     return is_kept ? 0 : kExitFailure;
   }
 
  private:
-  // Where the prompt is kept if nobody says where.
-  void ChooseDocument() {
-    const bool is_one_text = !options_.files.empty() && parts_.size() <= 1;
-    if (options_.keep_bytes == 0 || !shared_.session.empty() || !is_one_text) return;
-    document_ = DocumentSession(shared_, prompt_.ids);
-    if (document_.empty()) return;
-    shared_.session = document_;
-    shared_.session_key = "auto";
-  }
-
-  // What is kept of a document may be in use, or not suit the options: then it is read as if it were not
-  // there.
-  Session Start(const LoadedEngine& loaded, uint32_t n_ctx, SessionPlan* plan) {
-    if (document_.empty()) return StartSession(loaded, shared_, plan, &progress_);
-    try {
-      return StartSession(loaded, shared_, plan, &progress_);
-    } catch (const Failure& failure) {
-      if (!shared_.quiet) PrintMessage(fmt::format("note: the document is not kept: {}", failure.what()));
-    }
-    document_.clear();
-    shared_ = options_.shared;
-    *plan = PlanSession(model_, shared_, 1, n_ctx, options_.generation.values.seed);
-    return StartSession(loaded, shared_, plan, &progress_);
-  }
-
-  // Whatever becomes of it, the answer was given.
-  bool KeepDocument(const Session& session) const {
-    const bool is_saved = Keep(session);
-    const bool has_others = PruneDocuments(options_.keep_bytes, document_);
-    const bool is_new = SessionStats(session)["cached_tokens"].get<uint64_t>() == 0;
-    if (is_saved && is_new && !has_others && !shared_.quiet) {
-      PrintMessage(
-          "note: what was read is kept for the next question about it, encrypted with a key of your own; "
-          "kvrun sessions lists it, and --keep 0 leaves it out");
-    }
-    return true;
-  }
-
   // The answer is the context that it needs.
   uint32_t MakePrompt() {
     std::vector<Document> documents = ReadDocuments(options_.files);
@@ -195,8 +159,7 @@ class PromptRunner {
     const uint32_t n_ctx =
         ChooseContext(model_, options_.shared, prompt_.ids.size(), options_.generation.values.max_tokens,
                       "the prompt", documents.empty() ? "" : kLongHint);
-    const bool is_kept = !shared_.session.empty() || options_.keep_bytes > 0;
-    if (!is_kept || options_.shared.ctx != 0) return n_ctx;
+    if (shared_.session.empty() || options_.shared.ctx != 0) return n_ctx;
     // What is kept may be a longer text's later, and short contexts have smaller windows.
     constexpr uint32_t kLeastKeptContext = 1024;
     return std::max(n_ctx, std::min(kLeastKeptContext, kvrun_model_context_train(model_.get())));
@@ -221,19 +184,35 @@ class PromptRunner {
                          : EncodePlain(model_, options_.form, text, "the prompt");
   }
 
-  // How many tokens had to be read.
-  uint64_t Read(const Session& session) {
+  // How many tokens had to be read. Where what is kept fails, the text is read without it.
+  uint64_t ReadWith(KeptDocument* document, const LoadedEngine& loaded, Session* session) {
+    std::string why;
     try {
-      const std::string why_anew = FeedRest(session, prompt_.ids);
-      progress_.Clear();
-      if (!why_anew.empty() && !options_.shared.quiet) {
-        PrintMessage("note: the text was read again from its beginning: " + why_anew);
-      }
-      return SessionStats(session)["prefill_tokens"].get<uint64_t>();
+      return Read(*session);
     } catch (const Interruption&) {
-      Keep(session);  // what was read need not be read again
+      // What was read need not be read again.
+      if (document->is_chosen()) {
+        document->Keep(*session);
+      } else {
+        Keep(*session);
+      }
       throw;
+    } catch (const Failure& failure) {
+      if (!document->MayBeTheReason(failure)) throw;
+      why = failure.what();
     }
+    session->reset();
+    *session = document->StartWithout(loaded, &progress_, why);
+    return Read(*session);
+  }
+
+  uint64_t Read(const Session& session) {
+    const std::string why_anew = FeedRest(session, prompt_.ids);
+    progress_.Clear();
+    if (!why_anew.empty() && !options_.shared.quiet) {
+      PrintMessage("note: the text was read again from its beginning: " + why_anew);
+    }
+    return SessionStats(session)["prefill_tokens"].get<uint64_t>();
   }
 
   // The prompt is then the one that joins the parts' answers.
@@ -258,6 +237,16 @@ class PromptRunner {
     Check(kvrun_session_truncate(session.get(), 0, 0));
   }
 
+  // What was read need not be read again, whatever becomes of the answer: its reader may go, as head does.
+  Answer GeneratedWith(KeptDocument* document, const Session& session) const {
+    try {
+      return Generated(session);
+    } catch (const Failure&) {
+      document->Keep(session);
+      throw;
+    }
+  }
+
   Answer Generated(const Session& session) const {
     Reasoning reasoning = options_.chat ? BeginReasoning(model_, prompt_.ids) : nullptr;
     const bool shows_reasoning = options_.form.shows_reasoning();
@@ -275,8 +264,7 @@ class PromptRunner {
 
   const RunOptions& options_;
   const Model& model_;
-  SharedOptions shared_;  // with the session that was chosen
-  std::string document_;  // that session; empty: none was chosen
+  const SharedOptions& shared_;
   const PromptSpace space_;
   Progress progress_;
   SentPrompt prompt_;
@@ -341,15 +329,7 @@ Command AddRunCommand(CLI::App* program) {
   AddGenerationOptions(set.get(), &options->generation, kDefaultMaxTokens);
   AddEngineOptions(set.get(), &options->shared);
   AddKeptSessionOption(set.get(), &options->shared);
-  set->Checked(
-      "--keep", "BYTES",
-      "keep long documents of -f, encrypted with a key of your own, and read of one that was read before "
-      "only "
-      "what differs and the question; at most 20G, 500M and so on in all, the least recently used go first "
-      "(default 0: nothing is kept without --session)",
-      [options = options.get()](const std::string& source, const std::string& value) {
-        options->keep_bytes = ParseBytes(source, value);
-      });
+  AddKeepOptions(set.get(), &options->keeping);
   AddReportOptions(set.get(), &options->shared);
   set->CheckedFlag("--json-lines",
                    "a JSON line for each token as it comes, and at the end the object of --json",

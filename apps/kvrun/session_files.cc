@@ -46,7 +46,7 @@ void PruneSessions(const Json& sessions, uint64_t most_bytes, bool quiet) {
     if (bytes <= most_bytes) continue;
     const std::string name = Printable(TextOf(session.value("name", Json(""))));
     if (kvrun_sessions_remove(session.value("path", std::string()).c_str()) != KVRUN_OK) {
-      PrintMessage(fmt::format("note: {} stays: {}", name, kvrun_last_error()));
+      if (!quiet) PrintMessage(fmt::format("note: {} stays: {}", name, kvrun_last_error()));
       continue;
     }
     bytes -= own_bytes;

@@ -12,7 +12,7 @@ namespace kvrun::cli {
 Json AllSessions();
 
 // Of these, which are ordered so, the last ones go, until no more than so many bytes are left. One that is in
-// use stays. quiet: what goes is not said.
+// use stays. quiet: neither is said.
 void PruneSessions(const Json& sessions, uint64_t most_bytes, bool quiet);
 
 // "500M", "20G", "20GiB", "1.5T"; K, M, G and T are of 1,024. `source`: who said it, for a UsageError.

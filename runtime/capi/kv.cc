@@ -1,3 +1,4 @@
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,17 @@
 using kvrun::Status;
 using kvrun::capi::CheckNotNull;
 using kvrun::capi::Guard;
+
+namespace {
+
+// Where its KV lies, of methods that keep it on flash.
+std::string FolderOf(const kvrun::SessionOptions& session) {
+  if (!session.path.empty()) return std::filesystem::path(session.path).parent_path();
+  const std::string& named = session.kv.storage.folder;
+  return named.empty() ? kvrun::DefaultKvFolder() : named;
+}
+
+}  // namespace
 
 extern "C" {
 
@@ -59,10 +71,7 @@ kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_op
     std::vector<std::string>& of_plan = plan.notes.for_people;
     of_plan.insert(of_plan.begin(), notes.begin(), notes.end());
     kvrun::capi::Json info = kvrun::capi::KvPlanInfo(plan);
-    const std::string& named = session.kv.storage.folder;
-    info["folder"] = plan.method.is_on_flash()
-                         ? kvrun::capi::Json(named.empty() ? kvrun::DefaultKvFolder() : named)
-                         : kvrun::capi::Json();
+    info["folder"] = plan.method.is_on_flash() ? kvrun::capi::Json(FolderOf(session)) : kvrun::capi::Json();
     return kvrun::capi::CopyOut(info, json);
   });
 }

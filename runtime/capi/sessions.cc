@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "platform/io/seal.h"
 #include "platform/io/secret_key.h"
 #include "platform/io/session_key.h"
 #include "runtime/capi/border.h"
@@ -113,6 +114,11 @@ kvrun_status kvrun_sessions_info_with_key_json(const char* session, const char* 
     KVRUN_ASSIGN_OR_RETURN(const KeptSessionInfo info, kvrun::DescribeSession(path, key.get()));
     return kvrun::capi::CopyOut(InfoOf(info), json);
   });
+}
+
+kvrun_encryption kvrun_session_encryption(void) {
+  if (!kvrun::CheckEncryption().ok()) return KVRUN_ENCRYPTION_NONE;
+  return kvrun::HasAesInstructions() ? KVRUN_ENCRYPTION_FAST : KVRUN_ENCRYPTION_SLOW;
 }
 
 kvrun_status kvrun_session_key_destroy(const char* session_key_path) {

@@ -479,6 +479,19 @@ TEST_F(KeptSessions, ThatCannotBeMadeLeaveNothing) {
   EXPECT_TRUE(fs::exists(path_));
 }
 
+TEST_F(KeptSessions, WhatWasReadBeforeACancelIsThere) {
+  SessionOptions options = Options("", path_);
+  options.progress = [](uint64_t done, uint64_t) { return done >= 256; };
+  {
+    const Process process = Start(options);
+    EXPECT_EQ(process.session->Feed(0, ids_).code(), StatusCode::kCancelled);
+    EXPECT_EQ(process.session->Length(0), 256U);
+    RunOrDie(process.session->SavePoint());
+  }
+  const Process process = Start("", path_);
+  EXPECT_EQ(TokensOf(*process.session), Ids(ids_.begin(), ids_.begin() + 256));
+}
+
 }  // namespace kept_session
 }  // namespace
 }  // namespace kvrun::testing

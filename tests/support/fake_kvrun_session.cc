@@ -50,6 +50,17 @@ void kvrun_session_options_init(kvrun_session_options* options) {
   options->n_sequences = 1;
 }
 
+namespace {
+
+// What is called by a name lies right in the folder for state.
+std::string PathOf(const std::string& session) {
+  const char* folder = std::getenv("XDG_STATE_HOME");
+  const bool is_path = session.empty() || session.find('/') != session.npos;
+  return is_path || folder == nullptr ? session : fmt::format("{}/{}.session", folder, session);
+}
+
+}  // namespace
+
 kvrun_status kvrun_session_create(kvrun_engine* engine, const kvrun_session_options* options,
                                   kvrun_session** session) {
   if (options->struct_size != sizeof *options || options->n_sequences < 1 ||
@@ -63,7 +74,7 @@ kvrun_status kvrun_session_create(kvrun_engine* engine, const kvrun_session_opti
   if (kv.contains("dir") && kv.at("dir") == "/full") return Fail(KVRUN_IO_ERROR, "/full: no space");
   *session = new kvrun_session{engine, *options, kvrun::fake::ReadKvOptions(*options),
                                std::vector<Sequence>(options->n_sequences)};
-  if (options->session != nullptr) (*session)->path = options->session;
+  if (options->session != nullptr) (*session)->path = PathOf(options->session);
   if (std::ifstream file((*session)->path); file) {
     const nlohmann::json kept = nlohmann::json::parse(file);
     (*session)->sequences[0].tokens = kept["tokens"].get<std::vector<int32_t>>();
@@ -141,8 +152,9 @@ kvrun_status kvrun_sessions_info_json(const char* session, char** json) {
   if (std::string(session) == "nope") return Fail(KVRUN_NOT_FOUND, "there is no session nope");
   return HandOut(FakeInfo(session).dump(), json);
 }
-// "locked" is encrypted.
+// "locked" is encrypted; of documents none is known.
 kvrun_status kvrun_sessions_info_with_key_json(const char* session, const char* key, char** json) {
+  if (std::string(session).starts_with("document-")) return Fail(KVRUN_NOT_FOUND, "there is none");
   if (std::string(session) != "locked") return kvrun_sessions_info_json(session, json);
   nlohmann::json info = FakeInfo(session);
   info["encrypted"] = true;
@@ -153,6 +165,9 @@ kvrun_status kvrun_sessions_info_with_key_json(const char* session, const char* 
     info["trouble"] = "is encrypted under another key";
   }
   return HandOut(info.dump(), json);
+}
+kvrun_encryption kvrun_session_encryption(void) {
+  return std::getenv("FAKE_AES") != nullptr ? KVRUN_ENCRYPTION_FAST : KVRUN_ENCRYPTION_SLOW;
 }
 kvrun_status kvrun_session_key_destroy(const char* key) {
   return std::string(key) == "link.key" ? Fail(KVRUN_INVALID_ARGUMENT, "it is a symbolic link") : KVRUN_OK;
@@ -179,6 +194,8 @@ kvrun_status kvrun_session_feed(kvrun_session* session, uint32_t sequence, const
   const size_t extra = target.pending >= 0 ? 1 : 0;
   if (count == 0) return Fail(KVRUN_INVALID_ARGUMENT, "nothing to feed");
   if (session->engine->model->Is("devicefail")) return Fail(KVRUN_DEVICE_ERROR, "the device was lost");
+  if (session->engine->model->Is("keptfail") && !session->path.empty())
+    return Fail(KVRUN_IO_ERROR, "the disk is full");
   if (target.tokens.size() + extra + count > session->options.n_ctx) {
     return Fail(KVRUN_CONTEXT_FULL, "the context is full");
   }

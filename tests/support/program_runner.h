@@ -40,7 +40,8 @@ class TemporaryFolder {
 
 std::string ReadWholeFile(const std::string& path);
 
-// "NAME=value" of what programs get whatever the test says: PATH, and how sanitizers report.
+// "NAME=value" of what programs get whatever the test says: PATH, and how sanitizers report. And of what they
+// get where it says nothing: no document is kept in the home of whoever runs the tests (KVRUN_NO_KEEP).
 std::vector<std::string> AlwaysPassedOn();
 
 // The words of KVRUN_TEST_LAUNCHER: what runs programs that this machine cannot run by itself.

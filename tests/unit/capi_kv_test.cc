@@ -273,6 +273,26 @@ TEST_F(CapiKvTest, AFolderIsMadeByASessionAloneAndOnlyIfItCanBe) {
   EXPECT_EQ(CreateAndDestroy(), KVRUN_IO_ERROR);
 }
 
+TEST_F(CapiKvTest, ThePlanOfASessionThatIsKeptSaysWhereAndWhatItsKeyTakes) {
+  if (kvrun_session_encryption() == KVRUN_ENCRYPTION_NONE) GTEST_SKIP() << "this build cannot encrypt";
+  const auto seal_bytes = [](const Json& plan) {
+    for (const Json& part : plan["parts"]) {
+      if (part["name"] == "seals") return part["bytes"].get<uint64_t>();
+    }
+    return uint64_t{0};
+  };
+  AskForKvswap();
+  EXPECT_EQ(Plan()["folder"], folder_);
+  options_.session = "/nowhere/x.session";
+  EXPECT_EQ(Plan()["folder"], "/nowhere");
+  EXPECT_EQ(seal_bytes(Plan()), 0U);
+  options_.session_key = [](void*, uint8_t* key) {
+    for (uint8_t i = 0; i < 32; ++i) key[i] = i;
+    return 0;
+  };
+  EXPECT_GT(seal_bytes(Plan()), 0U);
+}
+
 TEST_F(CapiKvTest, ThePlanReadsTheAdapter) {
   const TemporaryFolder folder;
   const std::string wrong = folder.Write("adapter.gguf", "no GGUF file");

@@ -1,4 +1,5 @@
-// --session of kvrun run and chat, and kvrun sessions, over the toy library.
+// --session of kvrun run and chat, documents that are kept without it, and kvrun sessions, over the toy
+// library.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -101,6 +102,93 @@ TEST_F(CliSessions, ChatDoesNotReadADocumentTwice) {
 TEST_F(CliSessions, ResetForgetsWhatIsKept) {
   Chat("one\n/reset\n");
   EXPECT_FALSE(Contains(Chat("two\n").err, "goes on"));
+}
+
+class CliSessionsOfDocuments : public ::testing::Test {
+ protected:
+  // The answer's JSON, or null where it has none.
+  Json Run(std::vector<std::string> more, const std::vector<std::string>& environment) {
+    return Json::parse(Say("run", "toy.gguf", std::move(more), environment).out, nullptr, false);
+  }
+  ProgramResult Say(const std::string& command, const std::string& model, std::vector<std::string> more,
+                    const std::vector<std::string>& environment) {
+    std::vector<std::string> arguments = {
+        command, "-m", model, "-f", folder_.Write("text", std::string(2000, 'x')), "-n", "3", "--temp", "0"};
+    if (command == "run") arguments.emplace_back("--json");
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    ProgramInput input{{"KVRUN_NO_KEEP=", "XDG_STATE_HOME=" + folder_.Path("")}, "why?\n", ""};
+    input.environment.insert(input.environment.begin(), environment.begin(), environment.end());
+    return Cli(arguments, input);
+  }
+
+  TemporaryFolder folder_;
+};
+
+TEST_F(CliSessionsOfDocuments, AreKeptWhereThatIsFast) {
+  const std::vector<std::string> with_aes = {"FAKE_AES=1"};
+  Run({"-p", "a"}, {});
+  EXPECT_EQ(Run({"-p", "b"}, {})["cached_tokens"], 0) << "without AES";
+  EXPECT_EQ(Run({"-p", "a"}, with_aes)["cached_tokens"], 0);
+  EXPECT_GE(Run({"-p", "b"}, with_aes)["cached_tokens"], 2000);
+  EXPECT_EQ(Run({"-p", "b", "--kv-type", "f32"}, with_aes)["cached_tokens"], 0) << "it is another one";
+  EXPECT_GE(Run({"-p", "b", "--kv-io", "threads"}, with_aes)["cached_tokens"], 2000) << "it is the same";
+  for (const std::vector<std::string>& none :
+       {std::vector<std::string>{"--no-keep"}, {"--keep", "0"}, {"--kv-encrypt"}, {"--kv-dir", "/flash"}}) {
+    std::vector<std::string> more = {"-p", "b"};
+    more.insert(more.end(), none.begin(), none.end());
+    EXPECT_EQ(Run(more, with_aes)["cached_tokens"], 0) << none.front();
+  }
+  EXPECT_EQ(Run({"-p", "b"}, {"FAKE_AES=1", "KVRUN_NO_KEEP=1"})["cached_tokens"], 0);
+  EXPECT_GE(Run({"-p", "b", "--keep", "1G"}, {"KVRUN_NO_KEEP=1"})["cached_tokens"], 2000)
+      << "what is asked for needs no AES, and the command line counts";
+}
+
+TEST_F(CliSessionsOfDocuments, WhatFailsWithOneIsDoneWithout) {
+  for (const char* command : {"run", "chat"}) {
+    SCOPED_TRACE(command);
+    const ProgramResult plain = Say(command, "toy.gguf", {"--no-keep"}, {});
+    const ProgramResult kept = Say(command, "keptfail.gguf", {}, {"FAKE_AES=1"});
+    EXPECT_EQ(kept.exit_code, 0) << kept.err;
+    if (command == std::string("chat")) {
+      EXPECT_EQ(kept.out, plain.out);
+    } else {
+      EXPECT_EQ(Json::parse(kept.out)["tokens"], Json::parse(plain.out)["tokens"]);
+    }
+    EXPECT_FALSE(Contains(kept.err, "not kept")) << kept.err;
+    EXPECT_PRED2(Contains, Say(command, "keptfail.gguf", {"--keep", "1G"}, {}).err,
+                 "note: the document is not kept: the disk is full");
+  }
+}
+
+TEST_F(CliSessions, BenchDecodesAtItsEndAndLeavesItAsItIs) {
+  Run("a long text", {"-n", "3"});
+  const std::string before = ReadWholeFile(SessionPath());
+  const auto bench = [&](std::vector<std::string> more) {
+    std::vector<std::string> arguments = {"bench", "-m", "toy.gguf", "-n", "4"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return Cli(arguments);
+  };
+  const ProgramResult once = bench({"--session", SessionPath(), "-r", "2", "--json"});
+  EXPECT_EQ(once.exit_code, 0) << once.err;
+  const Json result = Json::parse(once.out).at(0);
+  EXPECT_EQ(result["depth"], Json::parse(before)["tokens"].size());
+  EXPECT_EQ(result["decode_tps_runs"].size(), 2U);
+  EXPECT_EQ(ReadWholeFile(SessionPath()), before);
+  EXPECT_PRED2(Contains, bench({"--session", SessionPath()}).out, "decode token/s");
+  EXPECT_EQ(bench({"--session", SessionPath(), "-d", "5"}).exit_code, 2);
+  EXPECT_EQ(bench({"--session", SessionPath(), "-n", "0"}).exit_code, 2);
+  EXPECT_PRED2(Contains, bench({"--session", "nope"}).err, "there is no session nope");
+  EXPECT_PRED2(Contains, bench({"--session", "broken"}).err,
+               "the session broken cannot be measured: its end is missing");
+  EXPECT_PRED2(Contains, bench({"--session", "locked"}).err,
+               "the session locked is encrypted: give its key (--session-key)");
+}
+
+TEST(CliSessionsCommand, ToKeepAndNotToIsRefused) {
+  EXPECT_EQ(Cli({"run", "-m", "toy", "-f", "x", "--keep", "1G", "--no-keep"}).exit_code, 2);
+  const ProgramResult wrong = Cli({"chat", "-m", "toy", "--keep", "much"});
+  EXPECT_EQ(wrong.exit_code, 2);
+  EXPECT_PRED2(Contains, wrong.err, "--keep: \"much\" is no number of bytes such as 500M or 20G");
 }
 
 TEST(CliSessionsCommand, ListsAndShows) {

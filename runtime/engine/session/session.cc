@@ -60,14 +60,20 @@ namespace {
 // before is left uncomputed.
 class ForgetUnfinished {
  public:
-  explicit ForgetUnfinished(SequenceState* state) : state_(state), size_before_(state->tokens.size()) {}
+  explicit ForgetUnfinished(SequenceState* state)
+      : state_(state), size_before_(state->tokens.size()), n_fed_before_(state->n_fed) {}
   ForgetUnfinished(const ForgetUnfinished&) = delete;
   ForgetUnfinished& operator=(const ForgetUnfinished&) = delete;
-  ~ForgetUnfinished() { state_->tokens.resize(std::max<size_t>(state_->n_computed, size_before_)); }
+  ~ForgetUnfinished() {
+    state_->tokens.resize(std::max<size_t>(state_->n_computed, size_before_));
+    const auto size = static_cast<uint32_t>(state_->tokens.size());
+    if (state_->n_fed > size) state_->n_fed = size == size_before_ ? n_fed_before_ : size;
+  }
 
  private:
   SequenceState* state_;
   size_t size_before_;
+  uint32_t n_fed_before_;
 };
 
 }  // namespace

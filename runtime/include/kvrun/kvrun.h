@@ -405,7 +405,8 @@ KVRUN_API kvrun_status kvrun_kv_option_choices_json(const char* name, char** jso
  * experts). A file of adapters is read to check that it suits; the folder for KV is not created. If no group
  * is given, the one that kvswap takes depends on the storage under that folder. Its speed is measured at
  * first use (0.1 to 0.4 seconds on flash) and kept in the user's cache folder; `details` say if the group is
- * not 4. */
+ * not 4. With `session`, of one that is begun there: nothing of it is made but the user's folder for
+ * sessions, and the user's own key where that is named. */
 KVRUN_API kvrun_status kvrun_kv_plan_json(const kvrun_model* model, const kvrun_session_options* options,
                                           char** json);
 
@@ -490,6 +491,13 @@ KVRUN_API kvrun_status kvrun_sessions_info_json(const char* session, char** json
 /* The same of one that is encrypted; the key as session_key_path of kvrun_session_options. */
 KVRUN_API kvrun_status kvrun_sessions_info_with_key_json(const char* session, const char* session_key_path,
                                                          char** json);
+/* How this build encrypts on this processor: not at all, or with or without instructions for AES. */
+typedef enum kvrun_encryption {
+  KVRUN_ENCRYPTION_NONE = 0,
+  KVRUN_ENCRYPTION_SLOW = 1,
+  KVRUN_ENCRYPTION_FAST = 2
+} kvrun_encryption;
+KVRUN_API kvrun_encryption kvrun_session_encryption(void);
 /* Destroys a key (session_key_path of kvrun_session_options; NULL: "auto"): its file is overwritten and
  * removed. So all sessions under it are lost at once, wherever copies of them lie; their files stay. Flash,
  * and file systems that copy before they write, may keep the old bytes where only tools for disks find them.
