@@ -145,6 +145,11 @@ uint64_t SealBytes(const KvSizeInput& input, uint64_t n_pieces, uint64_t piece_b
                                  BlockFileOptions().queue_depth, n_helpers);
 }
 
+uint64_t PageSealBytes(const KvSizeInput& input, uint64_t file_bytes) {
+  const uint32_t page_bytes = std::max(input.io_alignment_bytes, SealedFile::kPageBytes);
+  return SealBytes(input, CeilDiv<uint64_t>(file_bytes, page_bytes), page_bytes, 0);
+}
+
 // What is written over a file is sealed for itself.
 void AddFileParts(const KvSizeInput& input, uint64_t n_pieces, uint64_t n_of_file, uint64_t piece_bytes,
                   uint32_t n_helpers, KvPlan& plan) {
