@@ -29,6 +29,7 @@ TEST(OpeningSpeed, IsMeasuredOnce) {
 TEST(OpeningSpeed, ASessionRemembersIt) {
   SessionIdentity identity;
   identity.model = "m";
+  identity.n_ctx = 512;
   identity.flash_times = FlashTimes{.reads_per_s = 1e5 / 3.0, .layer_us = 7.1, .share_cores = true};
   const auto again = [&] { return *OrDie(ReadIdentity(WriteIdentity(identity))).flash_times; };
   EXPECT_EQ(again().opening, OpeningTimes());
