@@ -126,9 +126,9 @@ double ReadRate(uint32_t unit_bytes, uint32_t n_helpers) {
   const auto file = OrDie(SealedFile::Create(std::make_unique<MemoryFile>(kDepth), OrDie(SecretKey::Random()),
                                              shape, 0, n_helpers));
   constexpr auto kAlignment = std::align_val_t{4096};
-  const auto free = [](std::byte* memory) { operator delete[](memory, kAlignment); };
-  const std::unique_ptr<std::byte, decltype(free)> memory(new (kAlignment) std::byte[shape.size_bytes](),
-                                                          free);
+  const auto release = [](std::byte* memory) { operator delete[](memory, kAlignment); };
+  const std::unique_ptr<std::byte, decltype(release)> memory(new (kAlignment) std::byte[shape.size_bytes](),
+                                                             release);
   std::vector<iovec> segments(kDepth);
   std::vector<IoRequest> requests(kDepth);
   std::vector<IoCompletion> completions(kDepth);

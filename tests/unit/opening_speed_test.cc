@@ -29,7 +29,8 @@ TEST(OpeningSpeed, IsMeasuredOnce) {
 TEST(OpeningSpeed, ASessionRemembersIt) {
   SessionIdentity identity;
   identity.model = "m";
-  identity.n_ctx = 512;
+  identity.n_sequences = 1;
+  identity.n_ctx = 64;
   identity.flash_times = FlashTimes{.reads_per_s = 1e5 / 3.0, .layer_us = 7.1, .share_cores = true};
   const auto again = [&] { return *OrDie(ReadIdentity(WriteIdentity(identity))).flash_times; };
   EXPECT_EQ(again().opening, OpeningTimes());
@@ -38,7 +39,9 @@ TEST(OpeningSpeed, ASessionRemembersIt) {
   EXPECT_EQ(again().opening, identity.flash_times->opening);
   EXPECT_EQ(again().layer_us, 7.1);
   EXPECT_TRUE(again().share_cores);
-  EXPECT_FALSE(ReadIdentity("kvrun session\nmodel\tm\nflash\t1\t2\t3\t1\t5\n").ok()) << "half of it";
+  const std::string rest = "kvrun session\nmodel\tm\nsequences\t1\ncontext\t64\n";
+  EXPECT_TRUE(ReadIdentity(rest + "flash\t1\t2\t3\t1\t5\t6\n").ok());
+  EXPECT_FALSE(ReadIdentity(rest + "flash\t1\t2\t3\t1\t5\n").ok()) << "half of it";
 }
 
 }  // namespace

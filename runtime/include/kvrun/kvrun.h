@@ -380,20 +380,19 @@ KVRUN_API kvrun_status kvrun_kv_options_json(char** json);
 KVRUN_API kvrun_status kvrun_kv_option_choices_json(const char* name, char** json);
 
 /* Tells how a session with these options would spend its budget, before anything is loaded; of one that is
- * kept
- * (`session`), how a new one would, with its key if there is one. If the session
- * is impossible, the answer is KVRUN_OUT_OF_MEMORY or KVRUN_INVALID_ARGUMENT, and the message says what is
- * possible. JSON object: line (a summary for people), method, on_flash (whether that method keeps KV there),
- * full_bytes (f16 KV of the whole context, all sequences), budget_bytes (null: none; for a share that was
- * raised, what it was raised to), prefill_bytes and decode_bytes (in memory, of the budget), parts [{name,
- * bytes, prefill, decode: whether it exists in this phase}, the largest first], states (null: all layers
- * keep growing KV; else an object, of what the others keep: bytes (of all sequences, with copies), copies
- * (of a sequence, which a cut goes back to), tokens_per_copy (of a text that fills the context)); in the
- * units of the options: group, select, layer_select (of each layer, select being their mean; null: all
- * layers select as many), hide's reading (null: how much is selected does not follow it; else an object:
- * hide, reads_per_layer (expected of a token), read_us (they take) and layer_us (a layer's computing; both
- * null: not known), limited_by: "time" or "budget"), reads (0: all that is selected is read), adapt, sample,
- * seed, mass (null: not asked for), window, sinks, reuse, rank (0: no index), index, heads, policy, clusters
+ * kept (`session`), how a new one would, with its key if there is one. If the session is impossible, the
+ * answer is KVRUN_OUT_OF_MEMORY or KVRUN_INVALID_ARGUMENT, and the message says what is possible. JSON
+ * object: line (a summary for people), method, on_flash (whether that method keeps KV there), full_bytes
+ * (f16 KV of the whole context, all sequences), budget_bytes (null: none; for a share that was raised, what
+ * it was raised to), prefill_bytes and decode_bytes (in memory, of the budget), parts [{name, bytes,
+ * prefill, decode: whether it exists in this phase}, the largest first], states (null: all layers keep
+ * growing KV; else an object, of what the others keep: bytes (of all sequences, with copies), copies (of a
+ * sequence, which a cut goes back to), tokens_per_copy (of a text that fills the context)); in the units of
+ * the options: group, select, layer_select (of each layer, select being their mean; null: all layers select
+ * as many), hide's reading (null: how much is selected does not follow it; else an object: hide,
+ * reads_per_layer (expected of a token), read_us (they take) and layer_us (a layer's computing; both null:
+ * not known), limited_by: "time" or "budget"), reads (0: all that is selected is read), adapt, sample, seed,
+ * mass (null: not asked for), window, sinks, reuse, rank (0: no index), index, heads, policy, clusters
  * (null: the method has none; else an object: cluster, cluster_max, cluster_room, pending, upkeep, split,
  * update, layout, representatives), kept (null: the method does not evict; else an object: entries (of a
  * list, on average; select is the same), most_entries (of any list, however they share), shares, precisions
