@@ -25,6 +25,8 @@ const char* PhaseName(kvrun_phase phase) {
     case KVRUN_PHASE_SELF_TEST: return "self-test";
     case KVRUN_PHASE_EVALUATE: return "evaluating";
     case KVRUN_PHASE_CALIBRATE: return "calibrating";
+    case KVRUN_PHASE_OPEN_SESSION: return "opening";
+    case KVRUN_PHASE_SAVE_SESSION: return "saving";
   }
   return "working";
 }

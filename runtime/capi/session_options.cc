@@ -77,6 +77,10 @@ Result<SessionOptions> ReadSessionOptions(const kvrun_session_options* given) {
   options.n_sequences = read.n_sequences;
   options.n_ctx = read.n_ctx;
   options.progress = BindProgress(read.progress, read.progress_user, KVRUN_PHASE_PREFILL);
+  options.load_progress =
+      BindProgress(read.session_progress, read.session_progress_user, KVRUN_PHASE_OPEN_SESSION);
+  options.save_progress =
+      BindProgress(read.session_progress, read.session_progress_user, KVRUN_PHASE_SAVE_SESSION);
   options.kv = UserSettings();
   if (read.answer_tokens != 0) options.answer_tokens = read.answer_tokens;
   if (read.session != nullptr && *read.session != '\0') {

@@ -144,7 +144,12 @@ kvrun_status kvrun_sessions_copy(const char* from, const char* to) {
     KVRUN_RETURN_IF_ERROR(CheckNotNull(to, "to"));
     KVRUN_ASSIGN_OR_RETURN(const std::string from_path, kvrun::SessionPath(from));
     KVRUN_ASSIGN_OR_RETURN(const std::string to_path, kvrun::SessionPath(to));
-    return kvrun::CopySession(from_path, to_path);
+    KVRUN_RETURN_IF_ERROR(kvrun::CopySession(from_path, to_path));
+    const Result<KeptSessionInfo> copy = kvrun::DescribeSession(to_path);
+    const std::string written = kvrun::WrittenPath();
+    // The copy is there, whether it can be counted or not.
+    if (copy.ok() && !written.empty()) (void)kvrun::AddWritten(written, kvrun::Today(), copy->size_bytes);
+    return Status::Ok();
   });
 }
 

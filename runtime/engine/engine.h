@@ -33,6 +33,10 @@ struct SessionOptions {
   uint32_t n_ctx = 0;  // 0: what the model was trained with, at most kDefaultMaxContext
   KvSettings kv;
   ProgressCallback progress;  // of prefill, in tokens; may be empty
+  // Of a session that is kept, while it is loaded and while it is saved, in bytes; may be empty. Called with
+  // the engine's lock held.
+  ProgressCallback load_progress;
+  ProgressCallback save_progress;
   // Where the session is kept: it goes on with what is there, and Session::SavePoint keeps it there. Empty:
   // it ends with its process. What is there says which KV options are not given here, and n_ctx is the least
   // context.

@@ -72,7 +72,10 @@ Result<std::unique_ptr<Session>> Engine::MakeSession(const SessionOptions& optio
   }
   KvSettings kv = options.kv;
   kv.storage.meter = std::make_shared<WriteMeter>(kv.storage.written_path);
-  if (files != nullptr) files->SetMeter(kv.storage.meter);
+  if (files != nullptr) {
+    files->SetMeter(kv.storage.meter);
+    files->SetProgress(options.load_progress, options.save_progress);
+  }
   const auto prepare = [&] {
     const std::lock_guard lock(device_mutex_);
     return PrepareOffloadedPass(model_, kv, parts.n_ctx, options.n_sequences, layer_time(), files.get());

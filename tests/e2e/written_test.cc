@@ -155,7 +155,11 @@ TEST_F(Written, ALimitRefusesAPromptBeforeItIsReadAndLosesNothing) {
 TEST_F(Written, ALimitNeedsSomewhereToCount) {
   SessionOptions options;
   options.n_ctx = kContext;
+  options.kv.storage.folder = folder_.Path("kv");
+  options.kv.storage.allow_tmpfs = true;
   options.kv.storage.write_limit_bytes = 1'000'000;
+  RunOrDie(OrDie(engine_->CreateSession(options))->Feed(0, Prompt(10)));  // writes nothing
+  RunOrDie(ParseKvOptions(kOnFlash, &options.kv));
   const std::unique_ptr<Session> session = OrDie(engine_->CreateSession(options));
   EXPECT_NE(session->Feed(0, Prompt(10)).message().find("XDG_STATE_HOME"), std::string::npos);
 }

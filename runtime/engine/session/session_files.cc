@@ -213,7 +213,26 @@ Status SessionFiles::Kept::VisitState(StateVisitor& visitor, Kind kind) const {
 
 Status SessionFiles::Load(Session& session) {
   StateLoader loader(*state_);
-  return Damaged(session.VisitState(loader));
+  if (!load_progress_) return Damaged(session.VisitState(loader));
+  uint64_t total_bytes = 0;
+  state_->ForEach([&](const StateKey& key, uint64_t size_bytes) {
+    const bool is_of_files = key.part == StatePart::kIdentity || key.part == StatePart::kFile ||
+                             key.part == StatePart::kSeals || key.part == StatePart::kWear;
+    total_bytes += is_of_files ? 0 : size_bytes;
+  });
+  TellingVisitor telling(loader, total_bytes, load_progress_);
+  KVRUN_RETURN_IF_ERROR(Damaged(session.VisitState(telling)));
+  return telling.End();
+}
+
+// What there is to be saved is looked through first, to say how much it is; no bytes move for that.
+Status SessionFiles::SaveState(Session& session, StateVisitor& saver) const {
+  if (!save_progress_) return session.VisitState(saver);
+  StateCounter counter;
+  KVRUN_RETURN_IF_ERROR(session.VisitState(counter));
+  TellingVisitor telling(saver, counter.size_bytes(), save_progress_);
+  KVRUN_RETURN_IF_ERROR(session.VisitState(telling));
+  return telling.End();
 }
 
 void SessionFiles::SetIdentity(SessionIdentity identity, const Tokenizer* tokenizer) {
@@ -240,7 +259,7 @@ Status SessionFiles::Save(Session& session) {
   saved_.words = FirstWords(session);
   std::string text = WriteIdentity(saved_);
   KVRUN_RETURN_IF_ERROR(VisitIdentity(saver, &text));
-  KVRUN_RETURN_IF_ERROR(session.VisitState(saver));
+  KVRUN_RETURN_IF_ERROR(SaveState(session, saver));
   for (const Kind kind : {Kind::kRecords, Kind::kRows}) {
     const Kept& kept = KeptOf(kind);
     if (kept.file == nullptr) continue;

@@ -14,6 +14,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "platform/base/status.h"
@@ -24,6 +25,7 @@
 #include "runtime/store/save_point_file.h"
 #include "runtime/store/sealed_file.h"
 #include "runtime/store/state_file.h"
+#include "runtime/store/state_progress.h"
 #include "runtime/store/write_meter.h"
 #include "runtime/store/written_days.h"
 
@@ -68,6 +70,12 @@ class SessionFiles final : public KeptFiles, public KeptState {
   // --- While the session is made.
   void SetRoom(uint32_t room_tokens) { room_tokens_ = room_tokens; }
   uint32_t room_tokens() const override { return room_tokens_; }
+  // Asked while the session is loaded, and while it is saved, in bytes of what the state has of it; either
+  // may be empty. What is cancelled so is kCancelled, and the last save point counts.
+  void SetProgress(StateProgress of_load, StateProgress of_save) {
+    load_progress_ = std::move(of_load);
+    save_progress_ = std::move(of_save);
+  }
   // What its files get counts there.
   void SetMeter(std::shared_ptr<WriteMeter> meter);
   Result<std::unique_ptr<BlockFile>> Make(Kind kind, const BlockFileOptions& options,
@@ -101,6 +109,7 @@ class SessionFiles final : public KeptFiles, public KeptState {
   Status Damaged(Status status) const;
   std::string NameOf(Kind kind) const;
   std::string FirstWords(const Session& session) const;
+  Status SaveState(Session& session, StateVisitor& saver) const;
   void CountState();
   Status SaveWritten(StateVisitor& visitor);
 
@@ -113,6 +122,8 @@ class SessionFiles final : public KeptFiles, public KeptState {
   const Tokenizer* tokenizer_ = nullptr;
   std::string why_anew_;
   std::shared_ptr<bool> is_damaged_;
+  StateProgress load_progress_;
+  StateProgress save_progress_;
   uint32_t room_tokens_ = 0;
   std::shared_ptr<WriteMeter> meter_;  // may be null
   WrittenDays written_;

@@ -67,6 +67,10 @@ std::string SessionWrites::WhatFits(uint32_t begin, uint32_t n_tokens, const Wri
 
 Status SessionWrites::CheckPrompt(uint32_t begin, uint32_t n_tokens, uint32_t block_bytes) const {
   if (!options_.limit_bytes) return Status::Ok();
+  const WriteShape shape{.block_bytes = block_bytes, .is_kept = options_.is_kept};
+  const PromptToWrite prompt = PromptOf(begin, n_tokens);
+  const uint64_t bytes = EstimateWrites(plan_, config_, shape, prompt);
+  if (bytes == 0) return Status::Ok();
   const std::string& path = options_.meter->path();
   if (path.empty()) {
     return {
@@ -80,9 +84,6 @@ Status SessionWrites::CheckPrompt(uint32_t begin, uint32_t n_tokens, uint32_t bl
   KVRUN_ASSIGN_OR_RETURN(const WrittenDays written, ReadWritten(path));
   const uint64_t limit = *options_.limit_bytes;
   const uint64_t before = written.BytesOf(today);
-  const WriteShape shape{.block_bytes = block_bytes, .is_kept = options_.is_kept};
-  const PromptToWrite prompt = PromptOf(begin, n_tokens);
-  const uint64_t bytes = EstimateWrites(plan_, config_, shape, prompt);
   const uint64_t left = limit - std::min(limit, before);
   if (bytes <= left) return Status::Ok();
   return {

@@ -73,14 +73,16 @@ KVRUN_API const char* kvrun_last_error(void);
 KVRUN_API const char* kvrun_status_name(kvrun_status status);
 KVRUN_API void kvrun_string_free(char* text);
 
-/* Tells what a long call is doing. done and total count bytes while loading, tokens while prefilling and
- * tests while self-testing. Return nonzero to cancel. Called on the calling thread. */
+/* Tells what a long call is doing. done and total count bytes while loading and of sessions, tokens while
+ * prefilling and tests while self-testing. Return nonzero to cancel. Called on the calling thread. */
 typedef enum kvrun_phase {
   KVRUN_PHASE_LOAD = 0,
   KVRUN_PHASE_PREFILL = 1,
   KVRUN_PHASE_SELF_TEST = 2,
   KVRUN_PHASE_EVALUATE = 3,
-  KVRUN_PHASE_CALIBRATE = 4
+  KVRUN_PHASE_CALIBRATE = 4,
+  KVRUN_PHASE_OPEN_SESSION = 5,
+  KVRUN_PHASE_SAVE_SESSION = 6
 } kvrun_phase;
 typedef int (*kvrun_progress_fn)(void* user, kvrun_phase phase, uint64_t done, uint64_t total);
 
@@ -362,6 +364,12 @@ typedef struct kvrun_session_options {
    * and processes may read one at once, and none of them saves to it meanwhile; its files and their folder
    * need not be writable. KVRUN_NOT_FOUND if there is no session. */
   uint32_t session_read_only;
+  /* Of a session that is kept, in bytes of what memory has of it: while kvrun_session_create opens one that
+   * is there (KVRUN_PHASE_OPEN_SESSION) and while kvrun_session_save saves it (KVRUN_PHASE_SAVE_SESSION),
+   * about a hundred times each; at the end done is total. What is cancelled is KVRUN_CANCELLED, and the
+   * session is as it was when it was saved last. It must not use the engine. May be NULL. */
+  kvrun_progress_fn session_progress;
+  void* session_progress_user;
 } kvrun_session_options;
 
 KVRUN_API void kvrun_session_options_init(kvrun_session_options* options);
@@ -483,7 +491,7 @@ KVRUN_API kvrun_status kvrun_sessions_json(const char* folder, char** json);
  * that were removed included, and for those that are not. JSON object: path (of the file that says so, in the
  * user's folder for sessions; null: there is no such folder, and nothing is counted), written (bytes),
  * written_today, days [{date, bytes}] as written_days of kvrun_sessions_json. Processes that were killed may
- * have written up to 64 MiB each that is not there. */
+ * have written up to 64 MiB each, or a save, that is not there. */
 KVRUN_API kvrun_status kvrun_written_json(char** json);
 /* One of them, by its name or path. */
 KVRUN_API kvrun_status kvrun_sessions_info_json(const char* session, char** json);
