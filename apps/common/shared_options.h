@@ -31,7 +31,7 @@ struct SharedOptions {
   std::string session;      // where it is kept; empty: nowhere
   std::string session_key;  // what it is encrypted with; empty: it is not
   bool session_read_only = false;
-  uint32_t max_answer = 0;  // tokens of an answer, for --kv-write-limit; 0: as many as there is room for
+  uint32_t max_answer = 0;   // tokens of an answer, for --kv-write-limit; 0: as many as there is room for
   bool is_document = false;  // nobody named the session: where it is not kept, nothing is said
 };
 
