@@ -13,6 +13,7 @@
 
 #include "apps/common/files.h"
 #include "apps/common/kv_options.h"
+#include "apps/common/report.h"
 #include "apps/kvrun/session_files.h"
 
 namespace kvrun::cli {
@@ -110,26 +111,28 @@ std::optional<uint32_t> ContextOf(const std::string& name, const std::string& ke
   return TakeJson(json).value("context", 0U);
 }
 
-// Without that of this name, which stays: answers how many others there were, and its path.
+// Without that of this name, which stays, and which others make room for unless it takes more than all may:
+// answers how many others there were, and its own place and size.
 struct PrunedDocuments {
   size_t n_others = 0;
   std::string path;
+  uint64_t own_bytes = 0;
 };
 PrunedDocuments PruneDocuments(uint64_t most_bytes, const std::string& name) {
   PrunedDocuments pruned;
   Json others = Json::array();
-  uint64_t own_bytes = 0;
   for (const Json& session : AllSessions()) {
     const std::string of = TextOf(session.value("name", Json("")));
     if (of == name) {
-      own_bytes = session.value("bytes", uint64_t{0});
+      pruned.own_bytes = session.value("bytes", uint64_t{0});
       pruned.path = TextOf(session.value("path", Json("")));
     } else if (of.starts_with(kDocumentPrefix)) {
       others.push_back(session);
     }
   }
   pruned.n_others = others.size();
-  PruneSessions(others, most_bytes - std::min(most_bytes, own_bytes), /*quiet=*/true);
+  const uint64_t for_own = pruned.own_bytes <= most_bytes ? pruned.own_bytes : 0;
+  PruneSessions(others, most_bytes - for_own, /*quiet=*/true);
   return pruned;
 }
 
@@ -172,7 +175,8 @@ KeptDocument::KeptDocument(const DocumentUse& use, std::span<const int32_t> ids)
 }
 
 KeptDocument::~KeptDocument() {
-  if (!name_.empty() && is_new_ && !is_saved_) (void)kvrun_sessions_remove(name_.c_str());
+  if (!name_.empty() && (is_too_large_ || (is_new_ && !is_saved_)))
+    (void)kvrun_sessions_remove(name_.c_str());
 }
 
 // Throws why it is not kept.
@@ -250,9 +254,15 @@ Session KeptDocument::Start(const LoadedEngine& loaded, Progress* progress) {
 }
 
 bool KeptDocument::MayBeTheReason(const Failure& failure) const {
-  const kvrun_status status = failure.status();
-  return !name_.empty() && !is_saved_ && !EndsProgram(failure) &&
-         (status == KVRUN_IO_ERROR || status == KVRUN_CORRUPT || status == KVRUN_OUT_OF_MEMORY);
+  if (name_.empty() || is_saved_ || EndsProgram(failure)) return false;
+  switch (failure.status()) {
+    case KVRUN_IO_ERROR:
+    case KVRUN_CORRUPT:
+    case KVRUN_OUT_OF_MEMORY: return true;
+    // What is kept is written, which a limit may refuse.
+    case KVRUN_INVALID_ARGUMENT: return plan_.kv.Find("write-limit") != nullptr;
+    default: return false;
+  }
 }
 
 Session KeptDocument::StartWithout(const LoadedEngine& loaded, Progress* progress, const std::string& why) {
@@ -273,7 +283,12 @@ void KeptDocument::Keep(const Session& session) {
   is_saved_ = true;
   try {
     const PrunedDocuments pruned = PruneDocuments(use_.keeping.most_bytes, name_);
-    if (is_new_ && pruned.n_others == 0 && !shared_.quiet) SayFirstTime(pruned.path);
+    is_too_large_ = pruned.own_bytes > use_.keeping.most_bytes;
+    if (is_too_large_ && !shared_.quiet) {
+      PrintMessage(fmt::format("note: the document is not kept: it takes {}, more than --keep allows",
+                               FormatBytes(pruned.own_bytes)));
+    }
+    if (is_new_ && !is_too_large_ && pruned.n_others == 0 && !shared_.quiet) SayFirstTime(pruned.path);
   } catch (const Failure& failure) {
     if (EndsProgram(failure)) throw;
   }

@@ -76,6 +76,7 @@ class KeptDocument {
   std::string name_;     // of the session; empty: none was chosen
   bool is_new_ = false;  // nothing lay there
   bool is_saved_ = false;
+  bool is_too_large_ = false;  // it goes when the sessions have gone
 };
 
 }  // namespace kvrun::cli

@@ -119,9 +119,9 @@ Result<std::unique_ptr<Session>> Engine::OpenSession(const SessionOptions& optio
   const auto refuse = [&](const std::string& why) {
     return Status(
         StatusCode::kInvalidArgument,
-        fmt::format("the session {} cannot go on like this: {}: it was made with --ctx {}; give its "
-                    "options or none, or name another session",
-                    path, why, identity.n_ctx));
+        fmt::format("the session {} cannot go on like this: {}: give the options that it was made with, or "
+                    "none, or name another session",
+                    path, why));
   };
   if (options.n_sequences != identity.n_sequences) {
     return refuse(fmt::format("it has {} sequences, and not {}", identity.n_sequences, options.n_sequences));
@@ -135,14 +135,16 @@ Result<std::unique_ptr<Session>> Engine::OpenSession(const SessionOptions& optio
   }
   completed.kv.flash_times = identity.flash_times;
   std::string difference;
+  Status as_given = Status::Ok();
   for (const bool with_settled : {false, true}) {
     completed.kv.given = options.kv.given;
     completed.kv.kv = options.kv.kv;
     KVRUN_RETURN_IF_ERROR(identity.Complete(&completed.kv, with_settled));
     Result<KvPlan> plan = PlanSession(completed.kv, completed.n_ctx, completed.n_sequences);
-    if (!plan.ok() && !with_settled) continue;
-    KVRUN_RETURN_IF_ERROR(plan.status());
-    difference = DifferenceOf(identity.form, StoredForm(*plan));
+    if (!with_settled) as_given = plan.status();
+    if (!plan.ok() && (!with_settled || !difference.empty())) continue;
+    if (!plan.ok()) return as_given;  // not of options that nobody gave now
+    difference = DifferenceOf(identity.form, *plan);
     if (difference.empty()) break;
   }
   if (!difference.empty()) return refuse(difference);

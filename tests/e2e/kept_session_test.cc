@@ -358,6 +358,26 @@ TEST_P(KeptSessionsOf, SurviveAnotherBudget) {
   EXPECT_EQ(Start("", path_).session->Length(0), ids_.size() + 9);
 }
 
+// The index has the rows of what was in it, as if there had never been one.
+TEST_F(KeptSessions, GoOnWithoutTheirStaticSet) {
+  const std::string common = "--kv-method kvswap --kv-select 40 --kv-rank 8 --kv-reuse 20 --kv-static ";
+  const auto goes_on = [&](const char* share) {
+    const std::string path = folder_.Path(std::string("static") + share);
+    {
+      const Process process = Start(common + share, path);
+      RunOrDie(process.session->Feed(0, ids_));
+      Generate(*process.session, 3);  // from here on entries are taken out of the index
+      RunOrDie(process.session->SavePoint());
+    }
+    const Process process = Start(common + "0", path);
+    EXPECT_EQ(process.session->Length(0), ids_.size() + 2);
+    RunOrDie(process.session->Truncate(0, static_cast<uint32_t>(ids_.size())));
+    RunOrDie(process.session->Feed(0, SomeIds(1, 9, kVocabulary)));
+    return Generate(*process.session, 20);
+  };
+  EXPECT_EQ(goes_on("0.5"), goes_on("0"));
+}
+
 TEST_F(KeptSessions, SayWhatDoesNotGoWithThem) {
   {
     const Process process = Start("--kv-method kvswap --kv-budget 1/3 --kv-type f16", path_);

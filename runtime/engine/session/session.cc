@@ -245,10 +245,16 @@ Status Session::Append(uint32_t sequence, std::span<const TokenId> ids, size_t n
   if (!ids.empty()) state.n_fed = static_cast<uint32_t>(state.tokens.size());
   if (state.tokens.size() == state.n_computed) return Status::Ok();
   NoteWorkBegins();
-  if (!ids.empty() && !is_fed_[sequence]) stats_.cached_tokens += state.n_computed;
+  const uint32_t n_before = state.n_computed;
+  const bool is_first = !ids.empty() && !is_fed_[sequence];
+  if (is_first) stats_.cached_tokens += n_before;
   is_fed_[sequence] = true;
-  feed_ = {.total = state.tokens.size() - state.n_computed};
+  feed_ = {.total = state.tokens.size() - n_before};
   Status status = ComputeChunks(sequence, n_logits, callback);
+  if (!status.ok() && is_first && state.n_computed <= n_before) {  // what was there may be of no use
+    stats_.cached_tokens -= n_before;
+    is_fed_[sequence] = false;
+  }
   feed_ = {};
   NoteWrites(/*is_end=*/ids.size() > 1);
   return status;

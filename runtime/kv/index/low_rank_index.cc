@@ -205,7 +205,8 @@ Status LowRankIndex::VisitRows(StateVisitor& visitor, uint32_t layer_index, uint
   const auto is_there = [length](uint32_t position) { return position < length; };
   if (taken_out.rows.size() == taken_out.positions.size() * plan_.index.rank &&
       std::all_of(taken_out.positions.begin(), taken_out.positions.end(), is_there)) {
-    return Status::Ok();
+    return visitor.is_loading() && plan_.most_statics() == 0 ? PutAllBack(layer_index, sequence)
+                                                             : Status::Ok();
   }
   return {StatusCode::kCorrupt,
           fmt::format("what the index of layer {} lacks of sequence {} contradicts itself", layer_index,
@@ -274,6 +275,19 @@ void LowRankIndex::PutBack(uint32_t group, std::span<uint32_t> words, TakenOut& 
   }
   taken_out.positions.resize(n);
   taken_out.rows.resize(n * rank);
+}
+
+// The static set that they were taken out for is not there any more.
+Status LowRankIndex::PutAllBack(uint32_t layer_index, uint32_t sequence) {
+  Layer& layer = layers_[layer_index];
+  TakenOut& taken_out = layer.taken_out[sequence];
+  for (size_t i = 0; i < taken_out.positions.size(); ++i) {
+    WriteIndexRow(plan_.index, taken_out.positions[i],
+                  std::span(taken_out.rows).subspan(i * plan_.index.rank, plan_.index.rank),
+                  WordsOf(layer, sequence));
+  }
+  taken_out = {};
+  return FlushAll(*layer.rows);
 }
 
 Status LowRankIndex::TakeOut(uint32_t layer_index, uint32_t stream, uint32_t group,

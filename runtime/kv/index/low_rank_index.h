@@ -94,6 +94,7 @@ class LowRankIndex final : public KvIndex {
   std::span<uint32_t> WordsOf(const Layer& layer, uint32_t sequence) const;
   std::span<const float> ScalesOf(const Layer& layer, uint32_t sequence) const;
   void PutBack(uint32_t group, std::span<uint32_t> words, TakenOut& taken_out) const;
+  Status PutAllBack(uint32_t layer_index, uint32_t sequence);
   // Rows are written anew.
   void ForgetTakenOut(uint32_t layer, uint32_t sequence) { layers_[layer].taken_out[sequence] = {}; }
 

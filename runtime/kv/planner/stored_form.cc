@@ -38,7 +38,8 @@ std::vector<StoredFact> StoredForm(const KvPlan& plan) {
   return facts;
 }
 
-std::string DifferenceOf(const std::vector<StoredFact>& kept, const std::vector<StoredFact>& planned) {
+std::string DifferenceOf(const std::vector<StoredFact>& kept, const KvPlan& plan) {
+  const std::vector<StoredFact> planned = StoredForm(plan);
   std::string text;
   const auto value_in = [](const std::vector<StoredFact>& facts, std::string_view name) {
     const auto found = std::find_if(facts.begin(), facts.end(),
@@ -50,7 +51,9 @@ std::string DifferenceOf(const std::vector<StoredFact>& kept, const std::vector<
   };
   for (const auto& [name, value] : kept) {
     const std::string now = value_in(planned, name);
-    if (now != value) add(name, value, now);
+    const bool may_go = name == "static set" && now == "none" && plan.method.has_adapters() &&
+                        value == KeptPrecisionsName(KeptPrecisions::kBytes);
+    if (now != value && !may_go) add(name, value, now);
   }
   for (const auto& [name, value] : planned) {
     if (value_in(kept, name) == "none") add(name, "none", value);

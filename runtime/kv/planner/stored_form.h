@@ -13,7 +13,9 @@ namespace kvrun {
 std::vector<StoredFact> StoredForm(const KvPlan& plan);
 
 // "records are int8,int4 and not f16,f16; the window has 32 entries and not 64"; empty: they are the same.
-std::string DifferenceOf(const std::vector<StoredFact>& kept, const std::vector<StoredFact>& planned);
+// A plan of a method with adapters need not have the static set, for which a small budget has no room: the
+// index has the rows of what was in it.
+std::string DifferenceOf(const std::vector<StoredFact>& kept, const KvPlan& plan);
 
 // The KV options that decide the stored form, as the plan has settled them: names without "--kv-", and values
 // as on the command line. With them a plan for another budget or context has the same form, where it can.
