@@ -216,9 +216,18 @@ TEST_F(KeptDocuments, TheLeastRecentlyUsedGo) {
   Ask(document_, "ba");
   Ask(other, "ba");
   EXPECT_EQ(Files().size(), 2U);
-  Ask(other, "bab", {"--keep", "1K"});
+  const auto bytes = fs::file_size(folder_.Path("state") + "/kvrun/sessions/" + Files()[0]);
+  Ask(other, "bab", {"--keep", std::to_string(bytes * 3 / 2)});
   EXPECT_EQ(Files().size(), 1U) << "that of the text that was asked about stays";
   EXPECT_GE(Ask(other, "bb").n_cached, other.size());
+  EXPECT_TRUE(SaysNotKept(Ask(other, "bab", {"--keep", "1K"})));
+  EXPECT_EQ(Files(), Words()) << "it takes more than all may";
+}
+
+// The limit refuses what is kept, and not the answer.
+TEST_F(KeptDocuments, ALimitOfWhatIsWrittenCostsKeepingAlone) {
+  EXPECT_EQ(Ask(document_, "ba", {"--kv-write-limit", "1K/day"}).n_cached, 0U);
+  EXPECT_EQ(Files(), Words());
 }
 
 TEST_F(KeptDocuments, WhereNoneCanBeKeptTheTextIsReadAsEver) {

@@ -20,82 +20,17 @@
 #include "runtime/engine/session/session_list.h"
 #include "runtime/kv/plan/kv_method.h"
 #include "tests/support/engine_fixture.h"
-#include "tests/support/generated_ids.h"
+#include "tests/support/kept_session_fixture.h"
 #include "tests/support/method_exclusions.h"
 #include "tests/support/or_die.h"
 #include "tests/support/program_runner.h"
 #include "tests/support/small_models.h"
 #include "tests/support/tiny_model_file.h"
 
-namespace kvrun::testing {
+namespace kvrun::testing::kept_session {
 namespace {
 
-namespace kept_session {
-
 namespace fs = std::filesystem;
-using Ids = std::vector<TokenId>;
-
-constexpr uint32_t kContext = 400;
-constexpr uint32_t kVocabulary = 300;
-
-class KeptSessions : public ::testing::Test {
- protected:
-  void SetUp() override {
-    if (SharedDevice() == nullptr) GTEST_SKIP() << "no device";
-    model_ = ModelOf(2);
-    ids_ = SomeIds(300, 5, kVocabulary);
-    path_ = folder_.Path("one.session");
-  }
-
-  std::unique_ptr<Model> ModelOf(uint32_t n_layers) const {
-    const std::string name = "model" + std::to_string(n_layers) + ".gguf";
-    return OrDie(OpenModel(WriteModel(folder_, name, TalkingModel(n_layers).Build())));
-  }
-
-  static EngineOptions EngineHere() {
-    EngineOptions options;
-    options.device = DeviceOptionsHere();
-    return options;
-  }
-
-  // An engine and a session on it, as a process has them.
-  struct Process {
-    std::unique_ptr<Engine> engine;
-    std::unique_ptr<Session> session;
-  };
-
-  SessionOptions Options(const std::string& kv_options, const std::string& path) const {
-    SessionOptions options;
-    options.n_ctx = kContext;
-    options.path = path;
-    options.kv.storage.folder = folder_.Path("kv");
-    options.kv.storage.allow_tmpfs = true;
-    RunOrDie(ParseKvOptions(kv_options, &options.kv));
-    return options;
-  }
-  Process Start(const SessionOptions& options) const {
-    Process process;
-    process.engine = OrDie(Engine::Create(*model_, EngineHere()));
-    process.session = OrDie(process.engine->CreateSession(options));
-    return process;
-  }
-  Process Start(const std::string& kv_options, const std::string& path) const {
-    return Start(Options(kv_options, path));
-  }
-
-  static Ids Generate(Session& session, uint32_t n, uint64_t seed = 3) {
-    return GeneratedIds(session, n, /*temperature=*/1.0F, seed);
-  }
-  static Ids TokensOf(const Session& session) {
-    const std::span<const TokenId> tokens = session.Tokens(0);
-    return {tokens.begin(), tokens.end()};
-  }
-
-  TemporaryFolder folder_;
-  std::unique_ptr<Model> model_;
-  Ids ids_;
-  std::string path_;
-};
 
 class KeptSessionsOf : public KeptSessions, public ::testing::WithParamInterface<KvMethod> {
  protected:
@@ -312,27 +247,6 @@ TEST_F(KeptSessions, OfAnotherModelAreLeftAlone) {
   EXPECT_EQ(Start("", path_).session->Length(0), ids_.size());
 }
 
-// With another budget or context they go on; with other records they do not.
-TEST_F(KeptSessions, MayHaveAnotherBudgetAndContext) {
-  {
-    const Process process = Start("--kv-method kvswap --kv-budget 1/3", path_);
-    RunOrDie(process.session->Feed(0, ids_));
-    RunOrDie(process.session->SavePoint());
-  }
-  {
-    SessionOptions options = Options("--kv-budget 1/2", path_);
-    options.n_ctx = kContext + 100;
-    const Process process = Start(options);
-    EXPECT_EQ(process.session->n_ctx(), kContext + 100);
-    EXPECT_EQ(process.session->Length(0), ids_.size());
-    Generate(*process.session, 10);
-    RunOrDie(process.session->SavePoint());
-  }
-  const Process process = Start("--kv-budget 1/4", path_);
-  EXPECT_EQ(process.session->Length(0), ids_.size() + 9);
-  Generate(*process.session, 10);
-}
-
 // Whatever else a plan for another budget would have: it goes on, or says why not, and nothing is lost.
 TEST_P(KeptSessionsOf, SurviveAnotherBudget) {
   {
@@ -356,42 +270,6 @@ TEST_P(KeptSessionsOf, SurviveAnotherBudget) {
     Generate(**session, 5);
   }
   EXPECT_EQ(Start("", path_).session->Length(0), ids_.size() + 9);
-}
-
-// The index has the rows of what was in it, as if there had never been one.
-TEST_F(KeptSessions, GoOnWithoutTheirStaticSet) {
-  const std::string common = "--kv-method kvswap --kv-select 40 --kv-rank 8 --kv-reuse 20 --kv-static ";
-  const auto goes_on = [&](const char* share) {
-    const std::string path = folder_.Path(std::string("static") + share);
-    {
-      const Process process = Start(common + share, path);
-      RunOrDie(process.session->Feed(0, ids_));
-      Generate(*process.session, 3);  // from here on entries are taken out of the index
-      RunOrDie(process.session->SavePoint());
-    }
-    const Process process = Start(common + "0", path);
-    EXPECT_EQ(process.session->Length(0), ids_.size() + 2);
-    RunOrDie(process.session->Truncate(0, static_cast<uint32_t>(ids_.size())));
-    RunOrDie(process.session->Feed(0, SomeIds(1, 9, kVocabulary)));
-    return Generate(*process.session, 20);
-  };
-  EXPECT_EQ(goes_on("0.5"), goes_on("0"));
-}
-
-TEST_F(KeptSessions, SayWhatDoesNotGoWithThem) {
-  {
-    const Process process = Start("--kv-method kvswap --kv-budget 1/3 --kv-type f16", path_);
-    RunOrDie(process.session->Feed(0, ids_));
-    RunOrDie(process.session->SavePoint());
-  }
-  const auto engine = OrDie(Engine::Create(*model_, EngineHere()));
-  const auto refused = engine->CreateSession(Options("--kv-type int8", path_));
-  EXPECT_EQ(refused.status().code(), StatusCode::kInvalidArgument);
-  EXPECT_NE(refused.status().message().find("records"), std::string::npos) << refused.status().message();
-  SessionOptions two = Options("", path_);
-  two.n_sequences = 2;
-  EXPECT_EQ(engine->CreateSession(two).status().code(), StatusCode::kInvalidArgument);
-  EXPECT_EQ(Start("", path_).session->Length(0), ids_.size());
 }
 
 // A chunk of the state is damaged: what follows is right, and says that it was computed anew.
@@ -473,19 +351,6 @@ TEST_F(KeptSessions, AreListedCopiedAndRemoved) {
   EXPECT_EQ(Start("", two).session->Length(0), ids_.size());
 }
 
-// An option that was damaged is no damage of the session.
-TEST_F(KeptSessions, OutliveAWrongOption) {
-  {
-    const Process process = Start("--kv-method kvswap --kv-budget 1/3", path_);
-    RunOrDie(process.session->Feed(0, ids_));
-    RunOrDie(process.session->SavePoint());
-  }
-  const std::string adapter = folder_.Write("adapter", std::string(5000, 'a'));
-  const auto engine = OrDie(Engine::Create(*model_, EngineHere()));
-  EXPECT_FALSE(engine->CreateSession(Options("--kv-adapter " + adapter, path_)).ok());
-  EXPECT_EQ(Start("", path_).session->Length(0), ids_.size());
-}
-
 TEST_F(KeptSessions, ThatCannotBeMadeLeaveNothing) {
   const auto engine = OrDie(Engine::Create(*model_, EngineHere()));
   const std::string adapter = folder_.Write("adapter", std::string(5000, 'a'));
@@ -512,6 +377,5 @@ TEST_F(KeptSessions, WhatWasReadBeforeACancelIsThere) {
   EXPECT_EQ(TokensOf(*process.session), Ids(ids_.begin(), ids_.begin() + 256));
 }
 
-}  // namespace kept_session
 }  // namespace
-}  // namespace kvrun::testing
+}  // namespace kvrun::testing::kept_session

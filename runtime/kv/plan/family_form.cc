@@ -15,7 +15,11 @@ void GroupsPlan::AddForm(FamilyForm* form) const {
   form->options = {{"static", statics.share.by_prompt
                                   ? "prompt"
                                   : fmt::format("{}", has_set ? statics.share.share : 0.0)}};
-  if (!has_set) return;
+  if (!has_set) {
+    if (statics.has_rows_back)
+      form->may_lack = {{"static set", std::string(KeptPrecisionsName(KeptPrecisions::kBytes))}};
+    return;
+  }
   form->facts.emplace_back("static set", fmt::format("{}{}{}", KeptPrecisionsName(statics.precisions),
                                                      statics.share.by_prompt ? ", as prompts say" : "",
                                                      lays_pages() ? ", pages" : ""));

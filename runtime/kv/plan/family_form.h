@@ -13,6 +13,8 @@ using StoredFact = std::pair<std::string, std::string>;
 
 struct FamilyForm {
   std::vector<StoredFact> facts;
+  // Of what was kept, facts that a plan need not have: what is stored serves without, too.
+  std::vector<StoredFact> may_lack;
   // The options that decide them: names without "--kv-", and values as on the command line.
   std::vector<std::pair<std::string, std::string>> options;
 };

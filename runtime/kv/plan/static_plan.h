@@ -31,6 +31,7 @@ struct StaticPlan {
   uint32_t observed_rows = 0;  // of a prompt, at most: the last ones
   // Whenever it is chosen, the other entries are written to flash again, in pages of their own (StaticPages).
   bool lays_pages = false;
+  bool has_rows_back = false;  // the index has rows of what is in the set, for when that goes
   // Where precision goes by score: what of the set keeps its precision, as of what ARKV keeps; the others
   // have 8 bits, or 4 where 8 are stored. n_entries is how many there would be in KvPlan::record's types.
   KeptPrecisions precisions = KeptPrecisions::kBytes;

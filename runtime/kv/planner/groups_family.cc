@@ -218,6 +218,7 @@ Status Groups::SettleStatics(PlanDraft& draft) {
   if (options.sample_entries.value_or(0) > 0) usual_share = 0.0;
   statics.share = options.static_share.value_or(StaticShare{.share = usual_share});
   if (draft.leaves_statics_out) statics.share = {};
+  statics.has_rows_back = draft.plan.method.has_adapters();
   statics.steps = options.static_steps.value_or(defaults.static_steps);
   statics.lays_pages = options.static_repage.value_or(false);
   statics.precisions = options.kept_precisions.value_or(KeptPrecisions::kBytes);

@@ -40,6 +40,7 @@ std::vector<StoredFact> StoredForm(const KvPlan& plan) {
 
 std::string DifferenceOf(const std::vector<StoredFact>& kept, const KvPlan& plan) {
   const std::vector<StoredFact> planned = StoredForm(plan);
+  const std::vector<StoredFact> may_lack = plan.family_form().may_lack;
   std::string text;
   const auto value_in = [](const std::vector<StoredFact>& facts, std::string_view name) {
     const auto found = std::find_if(facts.begin(), facts.end(),
@@ -51,8 +52,8 @@ std::string DifferenceOf(const std::vector<StoredFact>& kept, const KvPlan& plan
   };
   for (const auto& [name, value] : kept) {
     const std::string now = value_in(planned, name);
-    const bool may_go = name == "static set" && now == "none" && plan.method.has_adapters() &&
-                        value == KeptPrecisionsName(KeptPrecisions::kBytes);
+    const bool may_go =
+        std::find(may_lack.begin(), may_lack.end(), StoredFact(name, value)) != may_lack.end();
     if (now != value && !may_go) add(name, value, now);
   }
   for (const auto& [name, value] : planned) {
