@@ -59,6 +59,16 @@ struct SegmentCursor {
       at = 0;
     }
   }
+  // The next n_bytes, where they lie in one piece; they are not taken.
+  std::span<std::byte> Next(uint64_t n_bytes) {
+    while (at == segments.front().iov_len) {
+      segments = segments.subspan(1);
+      at = 0;
+    }
+    const iovec& segment = segments.front();
+    if (segment.iov_len - at < n_bytes) return {};
+    return {static_cast<std::byte*>(segment.iov_base) + at, n_bytes};
+  }
 };
 
 // `below` is what carries them out: a BlockFile, or what has its Submit and Complete.

@@ -84,37 +84,6 @@ class SealedFile::Impl {
   }
 
  private:
-  // Where something goes on, in segments.
-  struct Cursor {
-    std::span<const iovec> segments;
-    uint64_t at = 0;  // in the first
-
-    // visit(piece), of the next n_bytes.
-    template <typename Visit>
-    void Take(uint64_t n_bytes, const Visit& visit) {
-      while (n_bytes > 0) {
-        const iovec& segment = segments.front();
-        const uint64_t n = std::min(n_bytes, segment.iov_len - at);
-        if (n > 0) visit(std::span(static_cast<std::byte*>(segment.iov_base) + at, n));
-        n_bytes -= n;
-        at += n;
-        if (at < segment.iov_len) continue;
-        segments = segments.subspan(1);
-        at = 0;
-      }
-    }
-    // The next n_bytes, where they lie in one piece; they are not taken.
-    std::span<std::byte> Next(uint64_t n_bytes) {
-      while (at == segments.front().iov_len) {
-        segments = segments.subspan(1);
-        at = 0;
-      }
-      const iovec& segment = segments.front();
-      if (segment.iov_len - at < n_bytes) return {};
-      return {static_cast<std::byte*>(segment.iov_base) + at, n_bytes};
-    }
-  };
-
   // A part of it at a time is in flight below.
   struct Request {
     bool is_used = false;
@@ -124,7 +93,7 @@ class SealedFile::Impl {
     uint32_t first_unit = 0;  // of all of it
     uint32_t next_unit = 0;   // behind the part
     uint32_t end_unit = 0;
-    Cursor given;  // behind the part
+    SegmentCursor given;  // behind the part
     uint32_t part_unit = 0;
     uint32_t n_segments = 0;  // of the part
     uint32_t buffer = 0;      // of a write
@@ -253,7 +222,7 @@ bool SealedFile::Impl::OpenUnit(uint32_t unit, std::span<std::byte> bytes, uint3
 }
 
 void SealedFile::Impl::OpenPart(Request& request, uint32_t thread) {
-  Cursor cursor{std::span(request.segments).first(request.n_segments), 0};
+  SegmentCursor cursor{std::span(request.segments).first(request.n_segments), 0};
   std::byte* const scratch = scratch_ + size_t{thread} * unit_bytes_;
   for (uint32_t unit = request.part_unit; unit < request.next_unit; ++unit) {
     const std::span<std::byte> in_place = cursor.Next(unit_bytes_);
@@ -263,7 +232,7 @@ void SealedFile::Impl::OpenPart(Request& request, uint32_t thread) {
       continue;
     }
     std::byte* at = scratch;
-    Cursor from = cursor;
+    SegmentCursor from = cursor;
     from.Take(unit_bytes_, [&](std::span<std::byte> memory) {
       std::memcpy(at, memory.data(), memory.size());
       at += memory.size();
