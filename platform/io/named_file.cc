@@ -52,9 +52,10 @@ Status CannotOpenKvFile(int error_number, const std::string& path, NamedFileUse 
   return {status.code(), status.message() + ": check the folder and who may use it, or name another file"};
 }
 
-// Of a process that was killed, io_uring may have it for some milliseconds yet.
+// Of a process that was killed, io_uring may have it until its last requests have ended: for milliseconds, or
+// a second where the disk is busy.
 int LockSoon(int fd) {
-  constexpr int kMostTries = 50;
+  constexpr int kMostTries = 300;
   for (int i = 0; flock(fd, LOCK_EX | LOCK_NB) != 0; ++i) {
     if (errno == EINTR) continue;
     if (errno != EWOULDBLOCK || i >= kMostTries) return errno;
