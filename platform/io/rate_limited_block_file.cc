@@ -7,7 +7,7 @@
 namespace kvrun {
 
 RateLimitedBlockFile::RateLimitedBlockFile(std::unique_ptr<BlockFile> file, const RateLimit& limit)
-    : file_(std::move(file)),
+    : WrappingFile(std::move(file)),
       limit_(limit),
       requests_(file_->mode().queue_depth),
       answers_(file_->mode().queue_depth) {}

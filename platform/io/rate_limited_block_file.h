@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "platform/io/block_file.h"
+#include "platform/io/wrapping_file.h"
 
 namespace kvrun {
 
@@ -17,21 +18,12 @@ struct RateLimit {
 
 // A request is complete when the file under it is done, and a disk of this rate, which carries out one
 // request after another in the order given, would be too.
-class RateLimitedBlockFile final : public BlockFile {
+class RateLimitedBlockFile final : public WrappingFile {
  public:
   RateLimitedBlockFile(std::unique_ptr<BlockFile> file, const RateLimit& limit);
 
-  const IoMode& mode() const override { return file_->mode(); }
   Result<size_t> Submit(std::span<const IoRequest> requests) override;
   Result<size_t> Complete(std::span<IoCompletion> completions, size_t at_least) override;
-  Status Reserve(uint64_t size_bytes) override { return file_->Reserve(size_bytes); }
-  void RegisterMemory(std::span<const iovec> regions) override { file_->RegisterMemory(regions); }
-  Status Sync() override { return file_->Sync(); }
-  void Discard(uint64_t offset_bytes, uint64_t size_bytes) override {
-    file_->Discard(offset_bytes, size_bytes);
-  }
-  void DropCache() override { file_->DropCache(); }
-  IoCounters counters() const override { return file_->counters(); }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -47,7 +39,6 @@ class RateLimitedBlockFile final : public BlockFile {
   // Takes answers of the file; waits for at least one if asked to.
   Status TakeAnswers(size_t at_least);
 
-  std::unique_ptr<BlockFile> file_;
   RateLimit limit_;
   Clock::time_point busy_until_;
   std::vector<Request> requests_;

@@ -17,6 +17,7 @@
 #include "platform/io/own_file.h"
 #include "platform/io/replace_file.h"
 #include "platform/io/unique_fd.h"
+#include "platform/io/wrapping_file.h"
 
 namespace kvrun {
 namespace {
@@ -39,12 +40,11 @@ Result<UniqueFd> LockTallyFolder(const std::string& folder) {
   return fd;
 }
 
-class MeteredFile final : public BlockFile {
+class MeteredFile final : public WrappingFile {
  public:
   MeteredFile(std::unique_ptr<BlockFile> file, std::shared_ptr<WriteMeter> meter)
-      : meter_(std::move(meter)), file_(std::move(file)) {}
+      : WrappingFile(std::move(file)), meter_(std::move(meter)) {}
 
-  const IoMode& mode() const override { return file_->mode(); }
   Result<size_t> Submit(std::span<const IoRequest> requests) override {
     const Result<size_t> n_taken = file_->Submit(requests);
     uint64_t bytes = 0;
@@ -55,21 +55,9 @@ class MeteredFile final : public BlockFile {
     meter_->Add(bytes);
     return n_taken;
   }
-  Result<size_t> Complete(std::span<IoCompletion> completions, size_t at_least) override {
-    return file_->Complete(completions, at_least);
-  }
-  Status Reserve(uint64_t size_bytes) override { return file_->Reserve(size_bytes); }
-  void RegisterMemory(std::span<const iovec> regions) override { file_->RegisterMemory(regions); }
-  Status Sync() override { return file_->Sync(); }
-  void Discard(uint64_t offset_bytes, uint64_t size_bytes) override {
-    file_->Discard(offset_bytes, size_bytes);
-  }
-  void DropCache() override { file_->DropCache(); }
-  IoCounters counters() const override { return file_->counters(); }
 
  private:
   std::shared_ptr<WriteMeter> meter_;
-  std::unique_ptr<BlockFile> file_;
 };
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "platform/io/block_file.h"
+#include "platform/io/wrapping_file.h"
 
 namespace kvrun::testing {
 
@@ -32,13 +33,12 @@ struct Mischief {
   }
 };
 
-class MischievousFile final : public BlockFile {
+class MischievousFile final : public WrappingFile {
  public:
   // `mischief` must outlive it.
   MischievousFile(std::unique_ptr<BlockFile> file, Mischief& mischief)
-      : file_(std::move(file)), mischief_(mischief) {}
+      : WrappingFile(std::move(file)), mischief_(mischief) {}
 
-  const IoMode& mode() const override { return file_->mode(); }
   Result<size_t> Submit(std::span<const IoRequest> requests) override {
     size_t n_taken = 0;
     for (const IoRequest& request : requests) {
@@ -66,17 +66,8 @@ class MischievousFile final : public BlockFile {
     n_in_flight_ -= more;
     return n + more;
   }
-  Status Reserve(uint64_t size_bytes) override { return file_->Reserve(size_bytes); }
-  void RegisterMemory(std::span<const iovec> regions) override { file_->RegisterMemory(regions); }
-  Status Sync() override { return file_->Sync(); }
-  void Discard(uint64_t offset_bytes, uint64_t size_bytes) override {
-    file_->Discard(offset_bytes, size_bytes);
-  }
-  void DropCache() override { file_->DropCache(); }
-  IoCounters counters() const override { return file_->counters(); }
 
  private:
-  std::unique_ptr<BlockFile> file_;
   Mischief& mischief_;
   std::vector<IoCompletion> failed_;
   size_t n_in_flight_ = 0;

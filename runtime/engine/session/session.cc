@@ -218,7 +218,7 @@ Status Session::FeedLogits(uint32_t sequence, std::span<const TokenId> ids, size
 
 // A token alone is mostly one of an answer that has begun.
 Status Session::CheckWrites(uint32_t sequence, size_t n_ids) const {
-  if (writes_ == nullptr || n_ids <= 1) return Status::Ok();
+  if (writes_ == nullptr || !writes_->is_limited() || n_ids <= 1) return Status::Ok();
   const std::optional<KvReport> report = kv_report();
   const uint32_t block_bytes = report && report->io ? report->io->alignment_bytes : 1;
   return writes_->CheckPrompt(static_cast<uint32_t>(sequences_[sequence].tokens.size()),

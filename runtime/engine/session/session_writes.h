@@ -43,6 +43,7 @@ class SessionWrites {
   SessionWrites(Options options, const ModelConfig& config, KvPlan plan)
       : options_(std::move(options)), config_(config), plan_(std::move(plan)) {}
 
+  bool is_limited() const { return options_.limit_bytes.has_value(); }
   // kInvalidArgument: today has no room for it; the message says what would fit. Errors of the file in which
   // all processes count. Ok without a limit. block_bytes: as WriteShape's.
   Status CheckPrompt(uint32_t begin, uint32_t n_tokens, uint32_t block_bytes) const;
