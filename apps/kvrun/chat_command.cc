@@ -330,12 +330,20 @@ class ReadChat {
   void Begin(Session session) {
     session_ = std::move(session);
     conversation_.emplace(options_.conversation, documents_, model_, session_, progress_);
-    if (conversation_->Restore() && !options_.shared.quiet) {
-      PrintMessage(fmt::format("the conversation goes on after {}",
-                               Counted(conversation_->turns().size(), "message")));
-    }
+    if (conversation_->Restore() && !options_.shared.quiet) SayHowItGoesOn();
     conversation_->ReadAhead();
     conversation_->KeepIt();
+  }
+
+  void SayHowItGoesOn() const {
+    const size_t n_messages = conversation_->turns().size();
+    if (n_messages > 0) {
+      PrintMessage(fmt::format("the conversation goes on after {}", Counted(n_messages, "message")));
+      return;
+    }
+    PrintMessage(fmt::format(
+        "the conversation begins after the session's text, {}{}", Counted(conversation_->n_before(), "token"),
+        options_.conversation.system.empty() ? "" : ": without the message of --system"));
   }
 
   const ChatOptions& options_;

@@ -76,7 +76,8 @@ void Conversation::Reset() {
   context_text_.clear();
   turns_.clear();
   pending_ = first_documents_;
-  if (!first_documents_.empty()) return;  // they are in the session already, and need not be read again
+  // They are in the session already, and need not be read again.
+  if (!first_documents_.empty() || !before_.empty()) return;
   Check(kvrun_session_truncate(session_.get(), 0, 0));
   held_.clear();
 }
@@ -138,6 +139,7 @@ void Conversation::KeepIt() {
     const std::string note = DumpJson({{"chat",
                                         {{"tokens", context_.size()},
                                          {"hash", HashOf(context_)},
+                                         {"before", before_.size()},
                                          {"text", context_text_},
                                          {"answers", n_answers_},
                                          {"turns", turns}}}});
@@ -158,13 +160,20 @@ bool Conversation::Restore() {
   const Json note = ParseJson(TakeText(text));
   const Json& chat = MemberOf(note, "chat");
   for (const Json& turn : MemberOf(chat, "turns")) turns_.push_back(TurnOf(turn));
-  if (turns_.empty()) return false;
+  if (turns_.empty()) {
+    const auto n_before = static_cast<size_t>(NumberIn(chat, "before"));
+    if (first_documents_.empty()) before_ = held_;
+    if (n_before > 0 && n_before < before_.size()) before_.resize(n_before);
+    return !before_.empty();
+  }
   has_note_ = true;
   n_answers_ = std::max<uint64_t>(NumberIn(chat, "answers"), turns_.size());
   const auto n_tokens = static_cast<size_t>(NumberIn(chat, "tokens"));
   if (n_tokens <= held_.size() && HashOf(std::span(held_).first(n_tokens)) == NumberIn(chat, "hash")) {
     context_.assign(held_.begin(), held_.begin() + static_cast<std::ptrdiff_t>(n_tokens));
     context_text_ = TextIn(chat, "text");
+    before_ = context_;
+    before_.resize(std::min<size_t>(NumberIn(chat, "before"), context_.size()));
   }
   std::erase_if(pending_, [this](const Document& document) { return WasSaid(document); });
   return true;
@@ -179,27 +188,34 @@ bool Conversation::WasSaid(const Document& document) const {
 
 Conversation::Written Conversation::WriteWith(const std::vector<Document>& documents,
                                               const std::string& message) const {
-  if (context_.empty() && !turns_.empty()) return WriteWhole(ComposedText(documents, message));
+  const std::string text = ComposedText(documents, message);
+  if (!before_.empty()) return WriteAfter(context_.empty() ? before_ : context_, text);
+  if (context_.empty() && !turns_.empty()) return WriteWhole(text);
   if (context_.empty()) {
     std::vector<int32_t> first = EncodeFirstTurn(model_, options_, documents, message);
-    std::string text = Detokenize(model_, first);
-    return {std::move(first), std::move(text)};
+    std::string written = Detokenize(model_, first);
+    return {std::move(first), std::move(written)};
   }
-  const std::string text = ComposedText(documents, message);
   Written whole = WriteWhole(text);
   // Where the template leaves earlier answers as they were, so do the tokens that the model chose for them
   // stay, which another encoding of the same text need not have: the session holds them.
-  std::vector<int32_t> longer = context_;
   try {
-    const std::vector<int32_t> turn = EncodeNextTurn(model_, options_.form, text);
-    longer.insert(longer.end(), turn.begin(), turn.end());
+    Written longer = WriteAfter(context_, text);
+    if (AreAlike(whole.text, context_text_ + longer.text)) whole.ids = std::move(longer.ids);
   } catch (const Failure& failure) {
-    if (failure.status() != KVRUN_UNSUPPORTED) throw;
-    return whole;  // this template writes no answer as it was
+    if (failure.status() != KVRUN_UNSUPPORTED) throw;  // this template writes no answer as it was
   }
-  const std::string turn_text = Detokenize(model_, longer).substr(Detokenize(model_, context_).size());
-  if (AreAlike(whole.text, context_text_ + turn_text)) whole.ids = std::move(longer);
   return whole;
+}
+
+// All tokens, but the text of the new turn alone.
+Conversation::Written Conversation::WriteAfter(const std::vector<int32_t>& context,
+                                               const std::string& text) const {
+  Written longer{context, ""};
+  const std::vector<int32_t> turn = EncodeNextTurn(model_, options_.form, text);
+  longer.ids.insert(longer.ids.end(), turn.begin(), turn.end());
+  longer.text = Detokenize(model_, longer.ids).substr(Detokenize(model_, context).size());
+  return longer;
 }
 
 Conversation::Written Conversation::WriteWhole(const std::string& text) const {

@@ -56,7 +56,8 @@ class Conversation {
 
   // --- With a session that is kept (--session).
   // Goes on with the conversation that the session has, where it has one; documents that it has already are
-  // not said again. True: it goes on.
+  // not said again. Where the session has a text of another command's, and this conversation no documents of
+  // its own, it goes on after that. True: it goes on.
   bool Restore();
   // A save point of the session, with what was said.
   void KeepIt();
@@ -72,6 +73,8 @@ class Conversation {
   const std::vector<Turn>& turns() const { return turns_; }
   // Tokens of what was said so far.
   size_t n_tokens() const { return context_.size(); }
+  // Tokens of the text that the session had before the conversation.
+  size_t n_before() const { return before_.size(); }
 
  private:
   // A conversation's tokens, and the text that the template wrote for them.
@@ -81,6 +84,7 @@ class Conversation {
   };
   Written WriteWith(const std::vector<Document>& documents, const std::string& message) const;
   Written WriteWhole(const std::string& text) const;
+  Written WriteAfter(const std::vector<int32_t>& context, const std::string& text) const;
   void Feed(const std::vector<int32_t>& context);
   bool WasSaid(const Document& document) const;
 
@@ -93,7 +97,8 @@ class Conversation {
   std::vector<Turn> turns_;
   bool has_note_ = false;         // the session's note is this conversation's
   uint64_t n_answers_ = 0;        // those that a reset made forgotten too
-  std::vector<int32_t> context_;  // every token of the conversation so far
+  std::vector<int32_t> before_;   // a text that is no conversation, which this one goes on after
+  std::vector<int32_t> context_;  // every token of the conversation so far, with what was before
   std::string context_text_;      // as the template wrote it, with the last answer's text
   // What the session was fed and generated: it holds the first kvrun_session_length of these.
   std::vector<int32_t> held_;

@@ -2,6 +2,7 @@
 // library.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -104,6 +105,30 @@ TEST_F(CliSessions, ResetForgetsWhatIsKept) {
   EXPECT_FALSE(Contains(Chat("two\n").err, "goes on"));
 }
 
+// What run has read is not read again, and not cut off.
+TEST_F(CliSessions, ChatGoesOnAfterATextOfRun) {
+  const auto tokens = [this] { return Json::parse(ReadWholeFile(SessionPath()))["tokens"]; };
+  const auto begins_with = [](const Json& longer, const Json& text) {
+    return longer.size() > text.size() && std::equal(text.begin(), text.end(), longer.begin());
+  };
+  Run("a long text", {"-n", "3"});
+  const Json text = tokens();
+  const ProgramResult first = Chat("one\n", {"--system", "Be brief."});
+  EXPECT_PRED2(Contains, first.err, "begins after the session's text");
+  EXPECT_PRED2(Contains, first.err, "without the message of --system");
+  EXPECT_PRED2(Contains, first.out, "a long text");
+  EXPECT_PRED2(begins_with, tokens(), text);
+  const Json after_one = tokens();
+  const ProgramResult second = Chat("two\n");
+  EXPECT_PRED2(Contains, second.err, "goes on after 1 message");
+  EXPECT_PRED2(Contains, second.out, "one");
+  EXPECT_PRED2(begins_with, tokens(), after_one);
+  const ProgramResult third = Chat("/reset\nthree\n");
+  EXPECT_FALSE(Contains(third.out, "one")) << third.out;
+  EXPECT_PRED2(Contains, third.out, "a long text");
+  EXPECT_PRED2(begins_with, tokens(), text);
+}
+
 class CliSessionsOfDocuments : public ::testing::Test {
  protected:
   // The answer's JSON, or null where it has none.
@@ -182,6 +207,26 @@ TEST_F(CliSessions, BenchDecodesAtItsEndAndLeavesItAsItIs) {
                "the session broken cannot be measured: its end is missing");
   EXPECT_PRED2(Contains, bench({"--session", "locked"}).err,
                "the session locked is encrypted: give its key (--session-key)");
+}
+
+TEST_F(CliSessions, EvalComparesItsOwnText) {
+  Run("a long text", {"-n", "3"});
+  const std::string before = ReadWholeFile(SessionPath());
+  const auto eval = [&](std::vector<std::string> more) {
+    std::vector<std::string> arguments = {"eval", "-m", "toy.gguf", "--session"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return Cli(arguments);
+  };
+  const ProgramResult once = eval({SessionPath(), "--tokens", "4", "--json"});
+  EXPECT_EQ(once.exit_code, 0) << once.err;
+  EXPECT_EQ(Json::parse(once.out)["kl_mean"], 0.04);
+  EXPECT_EQ(ReadWholeFile(SessionPath()), before);
+  const size_t n_half = Json::parse(before)["tokens"].size() / 2;
+  EXPECT_EQ(Json::parse(eval({SessionPath(), "--json"}).out)["kl_mean"], 0.01 * static_cast<double>(n_half));
+  EXPECT_PRED2(Contains, eval({SessionPath()}).out, "session " + SessionPath());
+  EXPECT_EQ(eval({SessionPath(), "-f", "book.txt"}).exit_code, 2);
+  EXPECT_EQ(eval({SessionPath(), "--ctx", "100"}).exit_code, 2);
+  EXPECT_PRED2(Contains, eval({"nope"}).err, "there is no session nope");
 }
 
 TEST(CliSessionsCommand, ToKeepAndNotToIsRefused) {
