@@ -7,37 +7,10 @@
 
 #include "apps/common/failure.h"
 #include "apps/common/interrupt.h"
-#include "apps/common/session_plan.h"
+#include "apps/kvrun/measured_session.h"
 
 namespace kvrun::cli {
 namespace {
-
-// Of a session that is there.
-struct HeldText {
-  uint32_t n_tokens = 0;
-  uint32_t n_ctx = 0;
-};
-
-HeldText HeldBy(const SharedOptions& shared) {
-  char* json = nullptr;
-  Check(kvrun_sessions_info_with_key_json(shared.session.c_str(), shared.session_key.c_str(), &json));
-  const Json info = TakeJson(json);
-  if (info.value("encrypted", false) && shared.session_key.empty()) {
-    throw Failure(KVRUN_INVALID_ARGUMENT,
-                  fmt::format("the session {} is encrypted: give its key (--session-key)", shared.session));
-  }
-  if (info.value("trouble", Json()).is_string()) {
-    throw Failure(KVRUN_UNSUPPORTED, fmt::format("the session {} cannot be measured: {}", shared.session,
-                                                 TextOf(info["trouble"])));
-  }
-  const Json tokens = info.value("tokens", Json::array());
-  if (tokens.size() != 1 || tokens[0].get<uint32_t>() < 2) {
-    throw Failure(
-        KVRUN_INVALID_ARGUMENT,
-        fmt::format("the session {} cannot be measured: it has no text to decode after", shared.session));
-  }
-  return {tokens[0].get<uint32_t>(), info.value("context", 0U)};
-}
 
 int StopWhenAsked(void*, uint32_t, int32_t, const char*, size_t) { return Interrupted() ? 1 : 0; }
 
@@ -89,16 +62,9 @@ Json ResultOf(const SharedOptions& shared, uint32_t depth, std::vector<double> r
 
 Json BenchSession(const Model& model, const SharedOptions& shared, uint32_t n_decode, uint32_t n_repetitions,
                   Progress* progress) {
-  const HeldText held = HeldBy(shared);
-  SessionPlan plan = PlanSession(model, shared, 1, std::max(held.n_ctx, held.n_tokens + n_decode + 1));
-  const LoadedEngine loaded = LoadEngine(model, shared, progress);
-  const Session session = StartSession(loaded, shared, &plan, progress);
-  const std::vector<int32_t> ids = TokensOf(session, 0);
-  if (kvrun_session_is_kept(session.get()) == 0 || ids.size() < 2) {
-    throw Failure(KVRUN_UNSUPPORTED,
-                  fmt::format("the session {} cannot be measured: what is there is of no use with this model",
-                              shared.session));
-  }
+  const MeasuredSession measured = OpenToMeasure(model, shared, n_decode + 1, progress);
+  const Session& session = measured.session;
+  const std::vector<int32_t>& ids = measured.ids;
   std::vector<double> rates;
   Json stats;
   for (uint32_t run = 0; run < n_repetitions; ++run) {

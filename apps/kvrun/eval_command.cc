@@ -1,5 +1,6 @@
 // kvrun eval: what a KV method costs in quality, on a text, against all KV in memory. By default the end of
-// the text is fed and its logits are compared; with --needles, sentences are hidden in it and asked for.
+// the text is fed and its logits are compared; with --needles, sentences are hidden in it and asked for; with
+// --session, the text and the method are those of a session that is kept.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -18,6 +19,7 @@
 #include "apps/common/shared_options.h"
 #include "apps/kvrun/commands.h"
 #include "apps/kvrun/generation.h"
+#include "apps/kvrun/measured_session.h"
 
 namespace kvrun::cli {
 namespace {
@@ -221,7 +223,29 @@ Json AskForNeedles(const Work& work, const EvalOptions& options) {
   return TakeJson(json);
 }
 
+// On its own text: without --tokens the last 400, of a short one the second half.
+int EvalKept(const EvalOptions& options) {
+  const Model model = OpenNamedModel(options.shared);
+  Progress progress(ProgressModeOf(options.shared));
+  const MeasuredSession measured = OpenToMeasure(model, options.shared, 0, &progress);
+  const auto n_half = static_cast<uint32_t>(measured.ids.size() / 2);
+  kvrun_eval_options given;
+  kvrun_eval_options_init(&given);
+  given.n_steps = options.steps != 0 ? options.steps : std::min(kEvalModes[0].steps, n_half);
+  given.n_at_once = options.at_once;
+  given.progress = Progress::Callback;
+  given.progress_user = &progress;
+  char* json = nullptr;
+  Check(kvrun_session_eval_json(measured.session.get(), 0, &given, &json));
+  Json result = TakeJson(json);
+  result["config"] = "session " + options.shared.session;
+  progress.Clear();
+  WriteStdout(options.shared.json ? JsonLine(result) : FullRow(result) + Row(result));
+  return 0;
+}
+
 int Eval(const EvalOptions& options) {
+  if (!options.shared.session.empty()) return EvalKept(options);
   if (!options.configs.empty() && !options.shared.config.empty()) {
     throw UsageError("--configs brings its own options: leave out --config");
   }
@@ -266,6 +290,16 @@ void AddNeedleOptions(OptionSet* set, EvalOptions* options) {
   set->Exclude("--needles", "--mode");
 }
 
+void AddEvaluatedSession(OptionSet* set, SharedOptions* shared) {
+  set->Group(HelpGroup::kKv);
+  set->NonEmptyText(
+      "--session", &shared->session, "NAME|FILE",
+      "compare the end of this session's own text, with its KV as it lies; the session stays as it is");
+  AddSessionKeyOption(set, &shared->session_key, "the key of --session, where that is encrypted");
+  for (const char* of_text : {"--file", "--ids", "--configs", "--mode", "--needles", "--ctx"})
+    set->Exclude("--session", of_text);
+}
+
 }  // namespace
 
 Command AddEvalCommand(CLI::App* program) {
@@ -295,6 +329,7 @@ Command AddEvalCommand(CLI::App* program) {
   AddEngineOptions(set.get(), &options->shared, "the whole text, or 6144 with --mode decode",
                    KvComparisons::kShown);
   set->Exclude("--configs", "--config");
+  AddEvaluatedSession(set.get(), &options->shared);
   set->AddExample("kvrun eval -m model.gguf -f book.txt --ctx 4096 --kv-method kvswap --kv-budget 1/13",
                   "compare kvswap with full attention on a text");
   set->AddExample("kvrun eval -m model.gguf -f book.txt --ctx 4096 --configs options.txt",

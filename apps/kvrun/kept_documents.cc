@@ -108,7 +108,8 @@ std::optional<uint32_t> ContextOf(const std::string& name, const std::string& ke
   const kvrun_status status = kvrun_sessions_info_with_key_json(name.c_str(), key.c_str(), &json);
   if (status == KVRUN_NOT_FOUND) return std::nullopt;
   Check(status);
-  return TakeJson(json).value("context", 0U);
+  const Json context = TakeJson(json).value("context", Json());
+  return context.is_null() ? 0 : context.get<uint32_t>();
 }
 
 // Without that of this name, which stays, and which others make room for unless it takes more than all may:

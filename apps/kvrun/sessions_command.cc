@@ -56,13 +56,15 @@ std::string DateOf(const Json& session) {
 
 // Its key was not given.
 bool IsLocked(const Json& session) {
-  return session.value("encrypted", false) && session.value("tokens", Json::array()).empty();
+  return session.value("encrypted", false) && session.value("tokens", Json()).is_null();
 }
 
 // ", 790.1 MiB were written for it".
 std::string WrittenFor(const Json& session) {
-  const auto bytes = session.value("written", uint64_t{0});
-  return bytes == 0 ? "" : fmt::format(", {} were written for it", FormatBytes(bytes));
+  const Json bytes = session.value("written", Json());
+  return bytes.is_null() || bytes == 0
+             ? ""
+             : fmt::format(", {} were written for it", FormatBytes(bytes.get<uint64_t>()));
 }
 
 // "thesis   7,639 tokens   178.2 MiB   kvswap   SmolLM2 135M Instruct   2026-11-30 01:12", and the first

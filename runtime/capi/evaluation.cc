@@ -95,4 +95,24 @@ kvrun_status kvrun_eval_json(kvrun_engine* engine, const kvrun_eval_options* opt
   });
 }
 
+kvrun_status kvrun_session_eval_json(kvrun_session* session, uint32_t sequence,
+                                     const kvrun_eval_options* options, char** json) {
+  return Guard([&]() -> Status {
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(json, "json"));
+    *json = nullptr;
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(session, "session"));
+    KVRUN_RETURN_IF_ERROR(CheckNotNull(options, "options"));
+    kvrun_eval_options given;
+    kvrun_eval_options_init(&given);
+    KVRUN_RETURN_IF_ERROR(kvrun::capi::ReadOptions(options, "kvrun_eval_options", &given));
+    const auto progress =
+        kvrun::capi::BindProgress(given.progress, given.progress_user, KVRUN_PHASE_EVALUATE);
+    KVRUN_ASSIGN_OR_RETURN(
+        const kvrun::EvaluationResult result,
+        session->engine->EvaluateSession(*session->session, sequence,
+                                         {.n_steps = given.n_steps, .n_at_once = given.n_at_once}, progress));
+    return kvrun::capi::CopyOut(ResultInfo(result, given.n_steps), json);
+  });
+}
+
 }  // extern "C"

@@ -62,6 +62,13 @@ Result<std::shared_ptr<const SecretKey>> ReadSessionKey(const std::string& path)
   return std::shared_ptr<const SecretKey>(std::make_shared<SecretKey>(std::move(key)));
 }
 
+std::shared_ptr<const SecretKey> FindOwnKey() {
+  const std::string path = DefaultKeyPath();
+  if (path.empty()) return nullptr;
+  Result<SecretKey> key = ReadKeyFile(path);
+  return key.ok() ? std::make_shared<SecretKey>(std::move(key).value()) : nullptr;
+}
+
 KvSettings UserSettings() {
   KvSettings settings;
   settings.version = kvrun_version();

@@ -14,6 +14,8 @@ namespace kvrun::capi {
 
 // `path`: session_key_path; "auto": the user's own, which is made where it is missing.
 Result<std::shared_ptr<const SecretKey>> ReadSessionKey(const std::string& path);
+// The user's own, where there is one that can be read; null: there is none. Makes nothing.
+std::shared_ptr<const SecretKey> FindOwnKey();
 std::string SessionKeyPath(const std::string& path);
 
 // Without options: of this version of kvrun, and with the file in which what is written counts.

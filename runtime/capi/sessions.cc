@@ -41,20 +41,22 @@ Json InfoOf(const KeptSessionInfo& session) {
   const kvrun::SessionIdentity& identity = session.identity;
   const auto method = std::find_if(identity.form.begin(), identity.form.end(),
                                    [](const auto& fact) { return fact.first == "method"; });
+  const bool is_known = !session.is_locked && session.trouble.empty();
+  const auto known = [&](Json fact) { return is_known ? std::move(fact) : Json(); };
   return {{"name", session.name},
           {"path", session.path},
-          {"model", identity.model_name},
-          {"fingerprint", identity.model},
-          {"method", method != identity.form.end() ? Json(method->second) : Json()},
-          {"tokens", session.n_tokens},
-          {"context", identity.n_ctx},
-          {"words", identity.words},
+          {"model", known(identity.model_name)},
+          {"fingerprint", known(identity.model)},
+          {"method", known(method != identity.form.end() ? Json(method->second) : Json())},
+          {"tokens", known(session.n_tokens)},
+          {"context", known(identity.n_ctx)},
+          {"words", known(identity.words)},
           {"bytes", session.size_bytes},
           {"used", session.used_s},
-          {"written", session.written.total_bytes()},
-          {"written_days", DaysInfo(session.written)},
-          {"options", PairsInfo(identity.given)},
-          {"form", PairsInfo(identity.form)},
+          {"written", known(session.written.total_bytes())},
+          {"written_days", known(DaysInfo(session.written))},
+          {"options", known(PairsInfo(identity.given))},
+          {"form", known(PairsInfo(identity.form))},
           {"encrypted", session.is_encrypted},
           {"trouble", session.trouble.empty() ? Json() : Json(session.trouble)}};
 }
@@ -71,8 +73,9 @@ kvrun_status kvrun_sessions_json(const char* folder, char** json) {
     if (folder == nullptr) {
       KVRUN_ASSIGN_OR_RETURN(of_user, kvrun::SessionsFolder());
     }
-    KVRUN_ASSIGN_OR_RETURN(const std::vector<KeptSessionInfo> sessions,
-                           kvrun::ListSessions(folder == nullptr ? of_user : folder));
+    KVRUN_ASSIGN_OR_RETURN(
+        const std::vector<KeptSessionInfo> sessions,
+        kvrun::ListSessions(folder == nullptr ? of_user : folder, kvrun::capi::FindOwnKey().get()));
     Json list = Json::array();
     for (const KeptSessionInfo& session : sessions) list.push_back(InfoOf(session));
     return kvrun::capi::CopyOut(list, json);
@@ -107,10 +110,13 @@ kvrun_status kvrun_sessions_info_with_key_json(const char* session, const char* 
     *json = nullptr;
     KVRUN_RETURN_IF_ERROR(CheckNotNull(session, "session"));
     KVRUN_ASSIGN_OR_RETURN(const std::string path, kvrun::SessionPath(session));
-    std::shared_ptr<const kvrun::SecretKey> key;
-    if (session_key_path != nullptr && *session_key_path != '\0') {
-      KVRUN_ASSIGN_OR_RETURN(key, kvrun::capi::ReadSessionKey(session_key_path));
+    const bool is_given = session_key_path != nullptr && *session_key_path != '\0';
+    if (!is_given) {
+      KVRUN_ASSIGN_OR_RETURN(const KeptSessionInfo info,
+                             kvrun::DescribeWithLikelyKey(path, kvrun::capi::FindOwnKey().get()));
+      return kvrun::capi::CopyOut(InfoOf(info), json);
     }
+    KVRUN_ASSIGN_OR_RETURN(const auto key, kvrun::capi::ReadSessionKey(session_key_path));
     KVRUN_ASSIGN_OR_RETURN(const KeptSessionInfo info, kvrun::DescribeSession(path, key.get()));
     return kvrun::capi::CopyOut(InfoOf(info), json);
   });

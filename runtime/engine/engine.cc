@@ -75,6 +75,36 @@ Result<std::unique_ptr<Evaluation>> Engine::CreateEvaluation(std::span<const Tok
   return Evaluation::Create(model_, weights_, *device_, &device_mutex_, ids, options, progress);
 }
 
+Result<EvaluationResult> Engine::EvaluateSession(Session& session, uint32_t sequence,
+                                                 const EvaluationOptions& given,
+                                                 const ProgressCallback& progress) {
+  const std::span<const TokenId> tokens = session.Tokens(sequence);
+  const std::vector<TokenId> ids(tokens.begin(), tokens.begin() + session.Length(sequence));
+  const auto n_ids = static_cast<uint32_t>(ids.size());
+  if (given.n_steps == 0 || n_ids < given.n_steps + 2) {
+    return Status(StatusCode::kInvalidArgument,
+                  fmt::format("cannot evaluate {} tokens at the end of a session that has {}: evaluate at "
+                              "least 1 and at most {} of them",
+                              given.n_steps, n_ids, n_ids < 2 ? 0 : n_ids - 2));
+  }
+  const EvaluationOptions options{
+      .n_ctx = n_ids, .n_steps = given.n_steps, .n_at_once = given.n_at_once, .measures_recall = false};
+  KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<Evaluation> evaluation,
+                         CreateEvaluation(ids, options, progress));
+  KVRUN_RETURN_IF_ERROR(session.Truncate(sequence, n_ids - options.n_steps));
+  session.ResetStats();
+  const auto feed = [&](uint32_t, std::span<const TokenId> rows, std::span<float> logits) {
+    auto to = logits.begin();
+    return session.FeedLogits(sequence, rows, 0, [&](uint32_t, uint32_t n_rows, const float* from) {
+      to = std::copy_n(from, size_t{n_rows} * session.n_vocab(), to);
+      return false;
+    });
+  };
+  KVRUN_ASSIGN_OR_RETURN(EvaluationResult result, evaluation->Compare(feed, progress));
+  if (const std::optional<KvReport> report = session.kv_report()) result.report = *report;
+  return result;
+}
+
 Status Engine::AskForNeedles(std::span<const TokenId> text, const NeedleOptions& options,
                              const NeedleAnswers& answers, const ProgressCallback& progress) {
   if (weights_ == nullptr) return {StatusCode::kUnsupported, "this engine has no weights to evaluate"};

@@ -61,6 +61,7 @@ class Evaluation;
 struct NeedleAnswers;
 struct NeedleOptions;
 struct EvaluationOptions;
+struct EvaluationResult;
 struct CalibrationOptions;
 struct Calibration;
 struct CalibrationTimes;
@@ -96,6 +97,12 @@ class Engine {
   Result<std::unique_ptr<Evaluation>> CreateEvaluation(std::span<const TokenId> ids,
                                                        const EvaluationOptions& options,
                                                        const ProgressCallback& progress);
+  // What the KV of a session costs in quality, on its own text: the last n_steps tokens of a sequence are cut
+  // off and fed again, and full computes the text before. The session has the same tokens afterwards. Of the
+  // options, n_steps and n_at_once count. Holds the engine's lock in every call of either.
+  Result<EvaluationResult> EvaluateSession(Session& session, uint32_t sequence,
+                                           const EvaluationOptions& options,
+                                           const ProgressCallback& progress);
   // Hides needles in the text and asks for them. Holds the engine's lock for each document and each run of
   // it.
   Status AskForNeedles(std::span<const TokenId> text, const NeedleOptions& options,

@@ -113,6 +113,26 @@ class KeptDocuments : public LongRunFixture {
   std::string document_;
 };
 
+// With the key that they were made with alone.
+TEST_F(KeptDocuments, AreListedByTheirFirstWords) {
+  Ask(document_, "ba");
+  const std::string words = document_.substr(0, 16);
+  const auto listed = [this](const Words& arguments, const Words& environment) {
+    return RunProgram(RealProgram(), arguments, Input(environment)).out;
+  };
+  EXPECT_NE(listed({"sessions"}, {}).find(words), std::string::npos) << listed({"sessions"}, {});
+  const Words elsewhere = {"XDG_CONFIG_HOME=" + folder_.Path("elsewhere")};
+  EXPECT_EQ(listed({"sessions"}, elsewhere).find(words), std::string::npos);
+  EXPECT_NE(listed({"sessions"}, elsewhere).find("encrypted, "), std::string::npos);
+  EXPECT_FALSE(fs::exists(folder_.Path("elsewhere"))) << "to look makes no key";
+  const auto json = nlohmann::json::parse(listed({"sessions", "--json"}, elsewhere), nullptr, false);
+  ASSERT_EQ(json.size(), 1U);
+  EXPECT_TRUE(json[0]["encrypted"].get<bool>());
+  EXPECT_GT(json[0]["bytes"].get<uint64_t>(), 0U);
+  for (const char* unknown : {"tokens", "words", "model", "context", "written", "options"})
+    EXPECT_TRUE(json[0][unknown].is_null()) << unknown;
+}
+
 TEST_F(KeptDocuments, ASecondQuestionReadsNothingOfTheDocument) {
   for (const char* budget : {"", "--kv-budget=1/2"}) {
     SCOPED_TRACE(budget);

@@ -338,7 +338,7 @@ TEST_F(KeptSessions, AreListedCopiedAndRemoved) {
   const std::string two = folder_.Path("two.session");
   RunOrDie(CopySession(path_, two));
   EXPECT_FALSE(CopySession(path_, two).ok());
-  const std::vector<KeptSessionInfo> sessions = OrDie(ListSessions(fs::path(path_).parent_path()));
+  const std::vector<KeptSessionInfo> sessions = OrDie(ListSessions(fs::path(path_).parent_path(), nullptr));
   ASSERT_EQ(sessions.size(), 2U);
   for (const KeptSessionInfo& one : sessions) {
     EXPECT_EQ(one.n_tokens, std::vector<uint64_t>{ids_.size()});

@@ -1,4 +1,5 @@
-// kvrun bench --session: decoding is measured at the end of a session, which is as it was afterwards.
+// kvrun bench and kvrun eval with --session: what is measured is a session as it lies, and it is as it was
+// afterwards.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -12,7 +13,7 @@
 namespace kvrun::testing {
 namespace {
 
-class BenchSession : public LongRunFixture {
+class MeasuredSession : public LongRunFixture {
  protected:
   nlohmann::json Say(std::vector<std::string> arguments) const {
     arguments.insert(arguments.end(), {"--json", "--kv-dir", folder_.Path("kv"), "--kv-tmpfs", "-m", model_});
@@ -29,7 +30,7 @@ class BenchSession : public LongRunFixture {
   }
 };
 
-TEST_F(BenchSession, DecodesAtItsEndAndLeavesItAsItIs) {
+TEST_F(MeasuredSession, IsMeasuredAtItsEndAndLeftAsItIs) {
   for (const std::vector<std::string>& options :
        {std::vector<std::string>{}, {"--kv-method", "kvswap", "--kv-budget", "1/2"}}) {
     SCOPED_TRACE(options.size());
@@ -48,6 +49,17 @@ TEST_F(BenchSession, DecodesAtItsEndAndLeavesItAsItIs) {
     EXPECT_EQ(result["decode_tps_runs"].size(), 2U);
     EXPECT_EQ(result["kv"].is_object(), !options.empty()) << "the session's method";
     EXPECT_EQ(ReadWholeFile(path), state);
+    const nlohmann::json evaluated = Say({"eval", "--session", path, "--tokens", "40"});
+    ASSERT_TRUE(evaluated.is_object()) << evaluated;
+    EXPECT_EQ(evaluated["config"], "session " + path);
+    EXPECT_TRUE(evaluated["recall"].is_null());
+    if (options.empty()) {
+      EXPECT_NEAR(evaluated["kl_mean"], 0.0, 1e-6) << "nothing is left out";
+      EXPECT_EQ(evaluated["top1_agreement"], 1.0);
+    } else {
+      EXPECT_GT(evaluated["kl_mean"], 1e-5) << "half of it is left out";
+    }
+    EXPECT_EQ(ReadWholeFile(path), state);
     const nlohmann::json benched = Ask(path, {});
     const nlohmann::json other = Ask(copy, {});
     EXPECT_EQ(benched["text"], other["text"]);
@@ -56,13 +68,26 @@ TEST_F(BenchSession, DecodesAtItsEndAndLeavesItAsItIs) {
   }
 }
 
-TEST_F(BenchSession, WhatIsNotThereIsNotMade) {
-  const std::string path = folder_.Path("none.session");
+TEST_F(MeasuredSession, EvaluatesNoMoreThanThereIs) {
+  const std::string path = folder_.Path("short.session");
+  Ask(path, {});
   const ProgramResult result =
-      RunProgram(RealProgram(), {"bench", "-m", model_, "--session", path}, WithDrivers());
+      RunProgram(RealProgram(), {"eval", "-m", model_, "--session", path, "--tokens", "5000"}, WithDrivers());
   EXPECT_EQ(result.exit_code, 1);
-  EXPECT_NE(result.err.find(path), std::string::npos) << result.err;
-  EXPECT_EQ(ReadWholeFile(path), "");
+  EXPECT_NE(result.err.find("cannot evaluate 5000 tokens at the end of a session that has"),
+            std::string::npos)
+      << result.err;
+}
+
+TEST_F(MeasuredSession, WhatIsNotThereIsNotMade) {
+  const std::string path = folder_.Path("none.session");
+  for (const char* command : {"bench", "eval"}) {
+    const ProgramResult result =
+        RunProgram(RealProgram(), {command, "-m", model_, "--session", path}, WithDrivers());
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_NE(result.err.find(path), std::string::npos) << result.err;
+    EXPECT_EQ(ReadWholeFile(path), "");
+  }
 }
 
 }  // namespace

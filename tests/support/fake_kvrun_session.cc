@@ -159,8 +159,9 @@ kvrun_status kvrun_sessions_info_with_key_json(const char* session, const char* 
   nlohmann::json info = FakeInfo(session);
   info["encrypted"] = true;
   if (*key == '\0') {
-    info["tokens"] = nlohmann::json::array();
-    info["words"] = info["model"] = "";
+    for (const char* unknown : {"model", "fingerprint", "method", "tokens", "context", "words", "written",
+                                "written_days", "options", "form"})
+      info[unknown] = nullptr;
   } else if (std::string(key) != "right.key") {
     info["trouble"] = "is encrypted under another key";
   }

@@ -20,6 +20,25 @@ constexpr uint32_t kStepsPerProbe = 8;
 
 Status Cancelled() { return {StatusCode::kCancelled, "the evaluation was cancelled"}; }
 
+// As a prompt from two tokens on.
+Evaluation::FeedRows FeedTo(ForwardPass& pass) {
+  return [&pass](uint32_t position, std::span<const TokenId> ids, std::span<float> logits) -> Status {
+    const auto n = static_cast<uint32_t>(ids.size());
+    ForwardStep rows;
+    rows.Add(n > 1 ? SpanKind::kPrompt : SpanKind::kDecode, ids, position, 0);
+    std::vector<uint32_t> outputs(n);
+    std::iota(outputs.begin(), outputs.end(), 0U);
+    for (uint32_t done = 0; done < n;) {
+      const uint32_t some = std::min(n - done, pass.max_output_rows());
+      const auto of_some = std::span<const uint32_t>(outputs).subspan(done, some);
+      const auto to = logits.subspan(size_t{done} * pass.n_vocab(), size_t{some} * pass.n_vocab());
+      KVRUN_RETURN_IF_ERROR(done == 0 ? pass.Run(rows, of_some, to) : pass.MoreLogits(of_some, to));
+      done += some;
+    }
+    return Status::Ok();
+  };
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Evaluation>> Evaluation::Create(const Model& model,
@@ -56,13 +75,14 @@ Status Evaluation::Prefill(const Progress& progress) {
   const std::span<const TokenId> prompt = std::span(ids_).first(n_prefill());
   KVRUN_ASSIGN_OR_RETURN(full_, PrefillInMemory(model_, weights_, device_, prompt, n_ctx_, of_all(0)));
   if (measures_recall_) KVRUN_RETURN_IF_ERROR(full_->KeepInputs());
-  full_logits_.reserve(size_t{n_steps_} * full_->n_vocab());
+  n_vocab_ = full_->n_vocab();
+  full_logits_.reserve(n_steps_ * n_vocab_);
   StepHooks hooks;
   hooks.after = [this](uint32_t, std::span<const float> logits) {
     full_logits_.insert(full_logits_.end(), logits.begin(), logits.end());
     if (measures_recall_) full_->AppendInputs(&full_inputs_);
   };
-  KVRUN_RETURN_IF_ERROR(FeedSteps(*full_, of_all(n_prefill()), hooks, &full_seconds_));
+  KVRUN_RETURN_IF_ERROR(FeedSteps(FeedTo(*full_), of_all(n_prefill()), hooks, &full_seconds_));
   return measures_recall_ ? ReadKeys() : Status::Ok();
 }
 
@@ -79,42 +99,45 @@ Status Evaluation::RunPrompt(ForwardPass& pass) {
   return pass.Run(prompt, {}, {});
 }
 
-Status Evaluation::FeedRows(ForwardPass& pass, uint32_t step, uint32_t n, std::span<float> logits) const {
-  const uint32_t position = n_prefill() + step;
-  ForwardStep rows;
-  rows.Add(n > 1 ? SpanKind::kPrompt : SpanKind::kDecode, std::span(ids_).subspan(position, n), position, 0);
-  std::vector<uint32_t> outputs(n);
-  std::iota(outputs.begin(), outputs.end(), 0U);
-  for (uint32_t done = 0; done < n;) {
-    const uint32_t some = std::min(n - done, pass.max_output_rows());
-    const auto of_some = std::span<const uint32_t>(outputs).subspan(done, some);
-    const auto to = logits.subspan(size_t{done} * pass.n_vocab(), size_t{some} * pass.n_vocab());
-    KVRUN_RETURN_IF_ERROR(done == 0 ? pass.Run(rows, of_some, to) : pass.MoreLogits(of_some, to));
-    done += some;
-  }
-  return Status::Ok();
-}
-
-Status Evaluation::FeedSteps(ForwardPass& pass, const Progress& progress, const StepHooks& hooks,
+Status Evaluation::FeedSteps(const FeedRows& feed, const Progress& progress, const StepHooks& hooks,
                              double* seconds) {
   using Clock = std::chrono::steady_clock;
-  std::vector<float> logits(size_t{n_at_once_} * pass.n_vocab());
+  std::vector<float> logits(n_at_once_ * n_vocab_);
   Clock::duration elapsed{};
   for (uint32_t step = 0; step < n_steps_; step += n_at_once_) {
     if (progress && progress(step, n_steps_)) return Cancelled();
     if (hooks.before) hooks.before(step);
     const uint32_t n = std::min(n_at_once_, n_steps_ - step);
     const Clock::time_point begin = Clock::now();
-    KVRUN_RETURN_IF_ERROR(FeedRows(pass, step, n, logits));
+    const uint32_t position = n_prefill() + step;
+    KVRUN_RETURN_IF_ERROR(feed(position, std::span(ids_).subspan(position, n), logits));
     elapsed += Clock::now() - begin;
     for (uint32_t i = 0; i < n; ++i) {
-      const auto of_row = std::span<const float>(logits).subspan(size_t{i} * pass.n_vocab(), pass.n_vocab());
+      const auto of_row = std::span<const float>(logits).subspan(i * n_vocab_, n_vocab_);
       KVRUN_RETURN_IF_ERROR(CheckFinite(of_row));
       if (hooks.after) hooks.after(step + i, of_row);
     }
   }
   *seconds = std::chrono::duration<double>(elapsed).count();
   return Status::Ok();
+}
+
+void Evaluation::AddStep(uint32_t step, std::span<const float> logits, LogitsComparison* comparison) const {
+  const size_t next = n_prefill() + step + 1;
+  comparison->Add(std::span(full_logits_).subspan(step * logits.size(), logits.size()), logits,
+                  next < ids_.size() ? std::optional(ids_[next]) : std::nullopt);
+}
+
+Result<EvaluationResult> Evaluation::Compare(const FeedRows& feed, const Progress& progress) {
+  EvaluationResult result;
+  result.logits = LogitsComparison(n_steps_);
+  StepHooks hooks;
+  hooks.after = [&](uint32_t step, std::span<const float> logits) { AddStep(step, logits, &result.logits); };
+  double seconds = 0.0;
+  KVRUN_RETURN_IF_ERROR(FeedSteps(feed, progress, hooks, &seconds));
+  result.decode_tps = n_steps_ / seconds;
+  result.decode_tps_full = n_steps_ / full_seconds_;
+  return result;
 }
 
 Result<EvaluationResult> Evaluation::Run(const KvSettings& settings, const Progress& progress) {
@@ -135,11 +158,7 @@ Result<EvaluationResult> Evaluation::Run(const KvSettings& settings, const Progr
     RecordCache* const cache = pass->record_cache();
     if (cache != nullptr && step % kStepsPerProbe == 0) cache->reports().CountTextRuns();
   };
-  hooks.after = [&](uint32_t step, std::span<const float> logits) {
-    const size_t next = n_prefill() + step + 1;
-    comparison.Add(std::span(full_logits_).subspan(step * logits.size(), logits.size()), logits,
-                   next < ids_.size() ? std::optional(ids_[next]) : std::nullopt);
-  };
+  hooks.after = [&](uint32_t step, std::span<const float> logits) { AddStep(step, logits, &comparison); };
   double seconds = 0.0;
   const uint32_t n_passes = measures_recall_ ? 2 : 1;
   const auto of_both = [&](uint32_t before) -> Progress {
@@ -147,7 +166,7 @@ Result<EvaluationResult> Evaluation::Run(const KvSettings& settings, const Progr
       return progress && progress(before + done, uint64_t{n_passes} * n_steps_);
     };
   };
-  KVRUN_RETURN_IF_ERROR(FeedSteps(*pass, of_both(0), hooks, &seconds));
+  KVRUN_RETURN_IF_ERROR(FeedSteps(FeedTo(*pass), of_both(0), hooks, &seconds));
   result.logits = comparison;
   result.decode_tps = n_steps_ / seconds;
   result.decode_tps_full = n_steps_ / full_seconds_;
@@ -186,7 +205,7 @@ Result<Recall> Evaluation::MeasureRecall(const KvSettings& settings, const Progr
                          CreateOffloadedPass(model_, weights_, device_, std::move(options)));
   if (computes_prompt) KVRUN_RETURN_IF_ERROR(RunPrompt(*pass));
   double seconds = 0.0;
-  KVRUN_RETURN_IF_ERROR(FeedSteps(*pass, progress, hooks, &seconds));
+  KVRUN_RETURN_IF_ERROR(FeedSteps(FeedTo(*pass), progress, hooks, &seconds));
   return recall.Mean();
 }
 

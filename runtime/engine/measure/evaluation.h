@@ -55,6 +55,13 @@ class Evaluation {
 
   Result<EvaluationResult> Run(const KvSettings& settings, const Progress& progress);
 
+  // Computes `ids`, which stand from this position on: their logits, [ids, n_vocab].
+  using FeedRows =
+      std::function<Status(uint32_t position, std::span<const TokenId> ids, std::span<float> logits)>;
+  // The same of something that is there already, and that `feed` feeds the steps; without recall and report.
+  // Does not hold the device's mutex.
+  Result<EvaluationResult> Compare(const FeedRows& feed, const Progress& progress);
+
  private:
   Evaluation(const Model& model, std::shared_ptr<const DeviceWeights> weights, Device& device,
              std::mutex* device_mutex)
@@ -71,9 +78,8 @@ class Evaluation {
     std::function<void(uint32_t step, std::span<const float> logits)> after;
   };
   Status RunPrompt(ForwardPass& pass);
-  // Logits [n, n_vocab] of the n tokens from this step on.
-  Status FeedRows(ForwardPass& pass, uint32_t step, uint32_t n, std::span<float> logits) const;
-  Status FeedSteps(ForwardPass& pass, const Progress& progress, const StepHooks& hooks, double* seconds);
+  Status FeedSteps(const FeedRows& feed, const Progress& progress, const StepHooks& hooks, double* seconds);
+  void AddStep(uint32_t step, std::span<const float> logits, LogitsComparison* comparison) const;
   Status ReadKeys();
   Result<Recall> MeasureRecall(const KvSettings& settings, const Progress& progress);
   uint32_t n_prefill() const { return n_ctx_ - n_steps_; }
@@ -92,6 +98,7 @@ class Evaluation {
   HostKeys keys_;                   // full's
   std::vector<float> full_inputs_;  // [n_steps, n_layers, n_embd], where recall is measured
   std::vector<float> full_logits_;  // [n_steps, n_vocab]
+  size_t n_vocab_ = 0;
   double full_seconds_ = 0.0;
 };
 

@@ -128,6 +128,7 @@ Result<KeptSessionInfo> DescribeSession(const std::string& path, const SecretKey
   if (state.status().code() == StatusCode::kNotFound) return state.status();
   Status read = state.status();
   if (read.ok()) read = Read(**state, &info);
+  info.is_locked = info.is_encrypted && !read.ok();
   if (!read.ok() && (!info.is_encrypted || key != nullptr)) info.trouble = read.message();
   info.size_bytes = BytesOnDisk(path);
   struct stat facts {};
@@ -135,12 +136,20 @@ Result<KeptSessionInfo> DescribeSession(const std::string& path, const SecretKey
   return info;
 }
 
-Result<std::vector<KeptSessionInfo>> ListSessions(const std::string& folder) {
+Result<KeptSessionInfo> DescribeWithLikelyKey(const std::string& path, const SecretKey* key) {
+  if (key != nullptr && IsEncrypted(path)) {
+    Result<KeptSessionInfo> info = DescribeSession(path, key);
+    if (info.ok() && !info->is_locked) return info;
+  }
+  return DescribeSession(path);
+}
+
+Result<std::vector<KeptSessionInfo>> ListSessions(const std::string& folder, const SecretKey* likely_key) {
   std::vector<KeptSessionInfo> sessions;
   std::error_code error;
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
     if (!entry->path().string().ends_with(kSessionEnding)) continue;
-    Result<KeptSessionInfo> info = DescribeSession(entry->path());
+    Result<KeptSessionInfo> info = DescribeWithLikelyKey(entry->path(), likely_key);
     if (info.ok()) sessions.push_back(std::move(info).value());
   }
   if (error && error != std::errc::no_such_file_or_directory) {

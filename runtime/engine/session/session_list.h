@@ -20,15 +20,18 @@ struct KeptSessionInfo {
   uint64_t size_bytes = 0;         // that its files take on the disk
   int64_t used_s = 0;              // since 1970: when it was last saved
   WrittenDays written;             // for it, up to its last save
-  bool is_encrypted = false;       // without its key nothing but name, size and date is known
-  std::string trouble;             // why it cannot be opened; empty: it can
+  bool is_encrypted = false;
+  bool is_locked = false;  // nothing but name, size and date is known: its key is not at hand
+  std::string trouble;     // why it cannot be opened; empty: it can
 };
 
 // One session; kNotFound where there is none. What cannot be opened is described by `trouble`. `key`: of one
 // that is encrypted; null: no more is said of such.
 Result<KeptSessionInfo> DescribeSession(const std::string& path, const SecretKey* key = nullptr);
-// Those of a folder, the last used first. A folder that is not there has none.
-Result<std::vector<KeptSessionInfo>> ListSessions(const std::string& folder);
+// With a key that it may have: one that has another is described as without a key.
+Result<KeptSessionInfo> DescribeWithLikelyKey(const std::string& path, const SecretKey* key);
+// Those of a folder, the last used first. A folder that is not there has none. `likely_key`: may be null.
+Result<std::vector<KeptSessionInfo>> ListSessions(const std::string& folder, const SecretKey* likely_key);
 
 // All its files. kInvalidArgument: a process has it. kNotFound.
 Status RemoveSession(const std::string& path);

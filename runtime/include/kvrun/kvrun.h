@@ -484,8 +484,9 @@ KVRUN_API kvrun_status kvrun_session_note(const kvrun_session* session, char** n
  * text's first ones), bytes (on the disk), used (seconds since 1970), written (bytes that were ever written
  * to flash for it, up to its last save; a copy goes on from what it is a copy of), written_days [{date (of
  * UTC, "2026-11-30"), bytes}: the last 30 on which something was written], options {as they were given}, form
- * {what is kept, in words}, encrypted (true: without its key nothing is known but name, path, bytes and
- * used), trouble (null; or why it cannot be opened: the other fields may be empty then). */
+ * {what is kept, in words}, encrypted, trouble (null; or why it cannot be opened). What is encrypted is read
+ * with the user's own key (session_key_path "auto"), where there is one. Of one that has another key, or that
+ * cannot be opened, name, path, bytes, used, encrypted and trouble are known, and the rest is null. */
 KVRUN_API kvrun_status kvrun_sessions_json(const char* folder, char** json);
 /* What all processes of this user have written to flash with this library: for sessions that are kept, those
  * that were removed included, and for those that are not. JSON object: path (of the file that says so, in the
@@ -694,6 +695,15 @@ KVRUN_API void kvrun_eval_options_init(kvrun_eval_options* options);
  * in kvrun_session_stats_json), notes [..] (as in kvrun_kv_plan_json); or config and error. */
 KVRUN_API kvrun_status kvrun_eval_json(kvrun_engine* engine, const kvrun_eval_options* options,
                                        const int32_t* ids, size_t count, char** json);
+
+/* The same of a session as it lies, on its own text: the last n_steps tokens of the sequence are cut off and
+ * fed again, and compared with what all KV in memory (f16) makes of the session's tokens, computed anew. The
+ * session has the same tokens afterwards, also one that is only read. Of the options, n_steps, n_at_once and
+ * progress count. JSON object, as those of kvrun_eval_json without config; recall and its like are null.
+ * KVRUN_INVALID_ARGUMENT if the sequence has fewer than n_steps + 2 tokens, KVRUN_UNSUPPORTED if the method
+ * has forgotten what it would have to go back to. */
+KVRUN_API kvrun_status kvrun_session_eval_json(kvrun_session* session, uint32_t sequence,
+                                               const kvrun_eval_options* options, char** json);
 
 typedef struct kvrun_needle_options {
   uint32_t struct_size;
