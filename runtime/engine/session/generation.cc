@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 namespace kvrun {
 
 Generation::Generation(Session* session, std::span<const uint32_t> sequences,
-                       std::span<const GenerateOptions> options, const TokenCallback& callback)
-    : session_(session), callback_(callback), sampler_(options.front().sampler) {
+                       std::span<const GenerateOptions> options, TokenCallback callback)
+    : session_(session), callback_(std::move(callback)), sampler_(options.front().sampler) {
   lanes_.reserve(sequences.size());
   bytes_.reserve(kUsualTextBytes);
   for (size_t i = 0; i < sequences.size(); ++i) {
@@ -26,13 +27,17 @@ bool Generation::BeginsText(const SequenceState& state) const {
 }
 
 Status Generation::Run() {
-  while (true) {
-    DropFullLanes();
-    if (is_cancelled_ || !HasActiveLane()) return Status::Ok();
-    KVRUN_RETURN_IF_ERROR(ComputeLogits());
-    KVRUN_RETURN_IF_ERROR(SampleLanes());
-    session_->NoteWrites(/*is_end=*/false);
-  }
+  while (!is_done()) KVRUN_RETURN_IF_ERROR(Step());
+  return Status::Ok();
+}
+
+Status Generation::Step() {
+  DropFullLanes();
+  if (is_done()) return Status::Ok();
+  KVRUN_RETURN_IF_ERROR(ComputeLogits());
+  KVRUN_RETURN_IF_ERROR(SampleLanes());
+  session_->NoteWrites(/*is_end=*/false);
+  return Status::Ok();
 }
 
 void Generation::WriteResults(std::span<GenerateResult> results) const {

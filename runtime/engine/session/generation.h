@@ -1,4 +1,5 @@
-// One call of Session::Generate: several sequences continued together, a device step per token.
+// One call of Session::Generate, or an answer that is taken step by step (Session::BeginAnswer): several
+// sequences continued together, a device step per token.
 #pragma once
 
 #include <cstdint>
@@ -17,11 +18,17 @@ namespace kvrun {
 
 class Generation {
  public:
-  // All must outlive this; checked by the session. options: one for all, or one for each sequence.
+  // The session and the options must outlive this; checked by the session. options: one for all, or one for
+  // each sequence.
   Generation(Session* session, std::span<const uint32_t> sequences, std::span<const GenerateOptions> options,
-             const TokenCallback& callback);
+             TokenCallback callback);
 
   Status Run();
+  // A token of each sequence that goes on; nothing else is done with the session between two of them. After
+  // an error, and where it is done, not again.
+  Status Step();
+  // All have finished, or the callback asked to stop.
+  bool is_done() const { return is_cancelled_ || !HasActiveLane(); }
   // Lanes that did not finish read kCancelled. results: empty or a place for each sequence.
   void WriteResults(std::span<GenerateResult> results) const;
 
@@ -50,7 +57,7 @@ class Generation {
   void HandOut(const Lane& lane, TokenId id, std::string_view text);
 
   Session* session_;
-  const TokenCallback& callback_;
+  const TokenCallback callback_;
   Sampler sampler_;  // of all lanes, as its memory is of the vocabulary's size
   std::vector<Lane> lanes_;
   std::string bytes_;  // of the token that was sampled; kept, as a new one would cost an allocation per token

@@ -394,17 +394,28 @@ Status Session::CheckGenerate(const GenerateOptions& options) const {
   return CheckSamplerOptions(options.sampler);
 }
 
-Status Session::GenerateEach(std::span<const uint32_t> sequences, std::span<const GenerateOptions> options,
-                             const TokenCallback& callback, std::span<GenerateResult> results) {
+Result<std::unique_ptr<Generation>> Session::BeginAnswer(std::span<const uint32_t> sequences,
+                                                         std::span<const GenerateOptions> options,
+                                                         const TokenCallback& callback) {
   KVRUN_CHECK(options.size() == 1 || options.size() == sequences.size());
   KVRUN_RETURN_IF_ERROR(CheckSequences(sequences));
   for (const GenerateOptions& each : options) KVRUN_RETURN_IF_ERROR(CheckGenerate(each));
   NoteWorkBegins();
-  Generation generation(this, sequences, options, callback);
-  const Status status = generation.Run();
-  generation.WriteResults(results);
+  return std::make_unique<Generation>(this, sequences, options, callback);
+}
+
+void Session::EndAnswer() {
   NoteWrites(/*is_end=*/true);
   turn_ended_ = true;
+}
+
+Status Session::GenerateEach(std::span<const uint32_t> sequences, std::span<const GenerateOptions> options,
+                             const TokenCallback& callback, std::span<GenerateResult> results) {
+  KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<Generation> answer,
+                         BeginAnswer(sequences, options, callback));
+  const Status status = answer->Run();
+  answer->WriteResults(results);
+  EndAnswer();
   return status;
 }
 

@@ -89,6 +89,7 @@ struct SequenceState {
   size_t n_generated() const { return tokens.size() - std::min<size_t>(n_fed, tokens.size()); }
 };
 
+class Generation;
 class Session;
 
 // Where a session is kept.
@@ -139,6 +140,11 @@ class Session {
   // options: one for all, or one for each sequence.
   Status GenerateEach(std::span<const uint32_t> sequences, std::span<const GenerateOptions> options,
                       const TokenCallback& callback, std::span<GenerateResult> results);
+  // The same, a token at a time. The options must outlive it; EndAnswer when it is done with.
+  Result<std::unique_ptr<Generation>> BeginAnswer(std::span<const uint32_t> sequences,
+                                                  std::span<const GenerateOptions> options,
+                                                  const TokenCallback& callback);
+  void EndAnswer();
 
   // The tokens of a sequence, the pending one included; none for one that is not in the session.
   std::span<const TokenId> Tokens(uint32_t sequence) const;
