@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "runtime/capi/border.h"
+#include "runtime/capi/generate_call.h"
 #include "runtime/capi/handles.h"
 #include "runtime/capi/session_options.h"
 #include "runtime/capi/session_stats.h"
@@ -18,48 +19,11 @@ using kvrun::Status;
 using kvrun::StatusCode;
 using kvrun::TokenId;
 using kvrun::capi::CheckNotNull;
+using kvrun::capi::FinishToC;
+using kvrun::capi::GenerateCall;
 using kvrun::capi::Guard;
 
 namespace {
-
-kvrun::Result<kvrun::GenerateOptions> Translate(const kvrun_generate_options& given) {
-  kvrun::GenerateOptions options;
-  options.max_tokens = given.max_tokens;
-  options.sampler = {given.temperature,
-                     given.top_k,
-                     given.top_p,
-                     given.min_p,
-                     given.repetition_penalty,
-                     given.repetition_window,
-                     given.seed,
-                     given.presence_penalty,
-                     given.frequency_penalty};
-  if (given.n_logprobs > 0) {
-    KVRUN_RETURN_IF_ERROR(CheckNotNull(reinterpret_cast<const void*>(given.logprobs), "logprobs"));
-    options.n_logprobs = given.n_logprobs;
-  }
-  options.ignore_end = given.ignore_end != 0;
-  options.repeat_limit = given.repeat_limit;
-  options.draws_by_seed_alone = given.draws_by_seed_alone != 0;
-  if (given.n_stop > 0) KVRUN_RETURN_IF_ERROR(CheckNotNull(given.stop, "stop"));
-  for (size_t i = 0; i < given.n_stop; ++i) {
-    KVRUN_RETURN_IF_ERROR(CheckNotNull(given.stop[i], "stop[]"));
-    options.stops.emplace_back(given.stop[i]);
-  }
-  return options;
-}
-
-kvrun_finish ToC(kvrun::Finish finish) {
-  switch (finish) {
-    case kvrun::Finish::kLength: return KVRUN_FINISH_LENGTH;
-    case kvrun::Finish::kEnd: return KVRUN_FINISH_END;
-    case kvrun::Finish::kStop: return KVRUN_FINISH_STOP;
-    case kvrun::Finish::kContextFull: return KVRUN_FINISH_CONTEXT_FULL;
-    case kvrun::Finish::kCancelled: return KVRUN_FINISH_CANCELLED;
-    case kvrun::Finish::kRepeats: return KVRUN_FINISH_REPEATS;
-  }
-  return KVRUN_FINISH_CANCELLED;
-}
 
 kvrun::Result<std::span<const TokenId>> CheckIds(const kvrun_session* session, const int32_t* ids,
                                                  size_t count) {
@@ -69,63 +33,13 @@ kvrun::Result<std::span<const TokenId>> CheckIds(const kvrun_session* session, c
   return std::span<const TokenId>(ids, count);
 }
 
-// Options of a call, as they were given and as the engine takes them: one for all sequences, or one for each.
-struct Translated {
-  std::vector<kvrun_generate_options> given;
-  std::vector<kvrun::GenerateOptions> options;
-
-  Status Add(const kvrun_generate_options* one) {
-    kvrun_generate_options_init(&given.emplace_back());
-    KVRUN_RETURN_IF_ERROR(kvrun::capi::ReadOptions(one, "kvrun_generate_options", &given.back()));
-    KVRUN_ASSIGN_OR_RETURN(kvrun::GenerateOptions translated, Translate(given.back()));
-    options.push_back(std::move(translated));
-    return Status::Ok();
-  }
-};
-
-// Whom to tell of a sequence's log-probabilities.
-struct Listener {
-  kvrun_logprobs_fn tell;
-  void* user;
-};
-
-// A listener is called where the engine has log-probabilities: where they were asked for.
-kvrun::TokenCallback BindToken(kvrun_token_fn token, void* user, std::span<const uint32_t> sequences,
-                               const std::vector<kvrun_generate_options>& given) {
-  if (token == nullptr && std::all_of(given.begin(), given.end(), [](const kvrun_generate_options& one) {
-        return one.n_logprobs == 0;
-      })) {
-    return {};
-  }
-  std::array<Listener, KVRUN_MAX_SEQUENCES> listeners{};  // of each sequence of the session
-  for (size_t i = 0; i < sequences.size(); ++i) {
-    const kvrun_generate_options& own = given.size() == 1 ? given.front() : given[i];
-    if (sequences[i] < listeners.size()) listeners[sequences[i]] = {own.logprobs, own.logprobs_user};
-  }
-  return [token, user, listeners](const kvrun::GeneratedToken& generated) {
-    if (!generated.logprobs.empty()) {
-      std::array<kvrun_token_logprob, kvrun::kMaxLogprobs + 1> logprobs;
-      const size_t n_likeliest = generated.logprobs.size() - 1;
-      std::transform(generated.logprobs.begin(), generated.logprobs.end(), logprobs.begin(),
-                     [](const kvrun::TokenLogprob& one) {
-                       return kvrun_token_logprob{one.id, one.logprob};
-                     });
-      const Listener& listener = listeners[generated.sequence];
-      listener.tell(listener.user, generated.sequence, logprobs[n_likeliest], logprobs.data(), n_likeliest);
-    }
-    if (token == nullptr) return false;
-    const char* text = generated.text.empty() ? "" : generated.text.data();
-    return token(user, generated.sequence, generated.id, text, generated.text.size()) != 0;
-  };
-}
-
-Status Generate(kvrun_session* session, std::span<const uint32_t> sequences, const Translated& how,
+Status Generate(kvrun_session* session, std::span<const uint32_t> sequences, const GenerateCall& how,
                 kvrun_token_fn token, void* user, kvrun_generate_result* results) {
   std::vector<kvrun::GenerateResult> generated(sequences.size());
-  const Status status = session->session->GenerateEach(
-      sequences, how.options, BindToken(token, user, sequences, how.given), generated);
+  const Status status = session->session->GenerateEach(sequences, how.options,
+                                                       how.BindToken(token, user, sequences), generated);
   for (size_t i = 0; results != nullptr && i < generated.size(); ++i) {
-    results[i] = {generated[i].n_tokens, ToC(generated[i].finish)};
+    results[i] = {generated[i].n_tokens, FinishToC(generated[i].finish)};
   }
   return status;
 }
@@ -243,28 +157,12 @@ kvrun_status kvrun_session_feed_logits(kvrun_session* session, uint32_t sequence
   });
 }
 
-void kvrun_generate_options_init(kvrun_generate_options* options) {
-  if (options == nullptr) return;
-  const kvrun::SamplerOptions sampler;
-  *options = {};
-  options->struct_size = sizeof(*options);
-  options->temperature = sampler.temperature;
-  options->top_k = sampler.top_k;
-  options->top_p = sampler.top_p;
-  options->min_p = sampler.min_p;
-  options->repetition_penalty = sampler.repetition_penalty;
-  options->repetition_window = sampler.repetition_window;
-  options->seed = sampler.seed;
-  options->presence_penalty = sampler.presence_penalty;
-  options->frequency_penalty = sampler.frequency_penalty;
-}
-
 kvrun_status kvrun_session_generate(kvrun_session* session, const uint32_t* sequences, size_t n,
                                     const kvrun_generate_options* options, kvrun_token_fn token, void* user,
                                     kvrun_generate_result* results) {
   return Guard([&]() -> Status {
     KVRUN_RETURN_IF_ERROR(CheckSequences(session, sequences, n));
-    Translated how;
+    GenerateCall how;
     KVRUN_RETURN_IF_ERROR(how.Add(options));
     return Generate(session, {sequences, n}, how, token, user, results);
   });
@@ -276,7 +174,7 @@ kvrun_status kvrun_session_generate_each(kvrun_session* session, const uint32_t*
   return Guard([&]() -> Status {
     KVRUN_RETURN_IF_ERROR(CheckSequences(session, sequences, n));
     KVRUN_RETURN_IF_ERROR(CheckNotNull(options, "options"));
-    Translated how;
+    GenerateCall how;
     for (size_t i = 0; i < n; ++i) KVRUN_RETURN_IF_ERROR(how.Add(options[i]));
     if (n == 0) KVRUN_RETURN_IF_ERROR(how.Add(nullptr));
     return Generate(session, {sequences, n}, how, token, user, results);

@@ -33,8 +33,6 @@ Json OperationsInfo(const std::vector<OperationTime>& totals, const std::vector<
 
 }  // namespace
 
-namespace {
-
 Json SpeedInfo(const SessionStats& stats) {
   return {{"prefill_tokens", stats.prefill_tokens},
           {"prefill_ms", stats.prefill_ms},
@@ -47,8 +45,6 @@ Json SpeedInfo(const SessionStats& stats) {
           {"cached_tokens", stats.cached_tokens},
           {"recomputed_tokens", stats.recomputed_tokens}};
 }
-
-}  // namespace
 
 // The parts that kvrun.h names are always there; others follow as the device names them.
 Json MemoryInfo(std::span<const Device::MemoryPart> parts) {
@@ -63,19 +59,24 @@ Json MemoryInfo(std::span<const Device::MemoryPart> parts) {
   return memory;
 }
 
+Json MemoryOf(const Device& device) {
+  Json memory = MemoryInfo(device.MemoryInUse());
+  const std::optional<ProcessMemory> process = ReadProcessMemory();
+  memory["process"] = process ? Json(process->resident_bytes) : Json();
+  memory["process_peak"] = process ? Json(process->peak_bytes) : Json();
+  // A CPU's device memory is the process's.
+  const uint64_t process_bytes = process ? process->resident_bytes : 0;
+  const uint64_t device_bytes = memory["total"].get<uint64_t>();
+  const bool is_shared = device.info().is_cpu;
+  memory["all"] = is_shared ? std::max(process_bytes, device_bytes) : process_bytes + device_bytes;
+  return memory;
+}
+
 Json SessionStatsInfo(const kvrun_session& session) {
   const SessionStats stats = session.session->stats();
   Json info = SpeedInfo(stats);
   info["last"] = SpeedInfo(session.session->turn_stats());
-  info["memory"] = MemoryInfo(session.engine->device().MemoryInUse());
-  const std::optional<ProcessMemory> process = ReadProcessMemory();
-  info["memory"]["process"] = process ? Json(process->resident_bytes) : Json();
-  info["memory"]["process_peak"] = process ? Json(process->peak_bytes) : Json();
-  // A CPU's device memory is the process's.
-  const uint64_t process_bytes = process ? process->resident_bytes : 0;
-  const uint64_t device_bytes = info["memory"]["total"].get<uint64_t>();
-  const bool is_shared = session.engine->device().info().is_cpu;
-  info["memory"]["all"] = is_shared ? std::max(process_bytes, device_bytes) : process_bytes + device_bytes;
+  info["memory"] = MemoryOf(session.engine->device());
   info["operations"] = OperationsInfo(session.engine->OperationTotals(), session.operations_before);
   info["written_bytes"] = session.session->written_bytes();
   info["notes"] = session.session->notes();

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "platform/base/check.h"
@@ -125,6 +126,14 @@ Result<std::string> Session::ReadNote(const StateFile& state) {
   std::string note;
   KVRUN_RETURN_IF_ERROR(VisitNote(loader, &note));
   return note;
+}
+
+Result<std::vector<TokenId>> Session::ReadTokens(const StateFile& state, uint32_t sequence) {
+  StateLoader loader(state);
+  std::vector<TokenId> tokens;
+  KVRUN_RETURN_IF_ERROR(loader.Vector({StatePart::kSequence, kTokens, 0, sequence}, &tokens,
+                                      std::numeric_limits<uint32_t>::max()));
+  return tokens;
 }
 
 Status Session::VisitState(StateVisitor& visitor) {
@@ -391,6 +400,12 @@ Status Session::CheckGenerate(const GenerateOptions& options) const {
             fmt::format("the {} likeliest tokens of each step were asked for; there can be 0 to {}",
                         options.n_logprobs, kMaxLogprobs)};
   }
+  for (const LogitBias& one : options.sampler.logit_bias) {
+    if (one.id >= 0 && static_cast<uint32_t>(one.id) < n_vocab()) continue;
+    return {StatusCode::kInvalidArgument,
+            fmt::format("logit_bias names the token {}, which is not in the vocabulary of {} tokens", one.id,
+                        n_vocab())};
+  }
   return CheckSamplerOptions(options.sampler);
 }
 
@@ -411,8 +426,7 @@ void Session::EndAnswer() {
 
 Status Session::GenerateEach(std::span<const uint32_t> sequences, std::span<const GenerateOptions> options,
                              const TokenCallback& callback, std::span<GenerateResult> results) {
-  KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<Generation> answer,
-                         BeginAnswer(sequences, options, callback));
+  KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<Generation> answer, BeginAnswer(sequences, options, callback));
   const Status status = answer->Run();
   answer->WriteResults(results);
   EndAnswer();

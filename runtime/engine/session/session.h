@@ -161,6 +161,7 @@ class Session {
   // How many tokens a sequence of a saved session has; 0 where that is not known.
   static uint64_t CountTokens(const StateFile& state, uint32_t sequence);
   static Result<std::string> ReadNote(const StateFile& state);
+  static Result<std::vector<TokenId>> ReadTokens(const StateFile& state, uint32_t sequence);
   // All that the session is: saves, loads or counts its sequences and what is kept of them. Loading is into a
   // session that was made the same way and has computed nothing; after an error it may only be destroyed.
   // kCorrupt: what is loaded contradicts itself.

@@ -35,15 +35,6 @@ std::string NameOf(const std::string& path) {
   return file.ends_with(ending) ? file.substr(0, file.size() - ending.size()) : file;
 }
 
-uint64_t BytesOnDisk(const std::string& path) {
-  uint64_t bytes = 0;
-  for (const std::string& file : FilesOf(path)) {
-    struct stat facts {};
-    if (lstat(file.c_str(), &facts) == 0) bytes += static_cast<uint64_t>(facts.st_blocks) * 512;
-  }
-  return bytes;
-}
-
 bool IsEncrypted(const std::string& path) {
   const Result<bool> sealed = StateFile::IsSealed(path);
   return sealed.ok() && *sealed;
@@ -130,7 +121,7 @@ Result<KeptSessionInfo> DescribeSession(const std::string& path, const SecretKey
   if (read.ok()) read = Read(**state, &info);
   info.is_locked = info.is_encrypted && !read.ok();
   if (!read.ok() && (!info.is_encrypted || key != nullptr)) info.trouble = read.message();
-  info.size_bytes = BytesOnDisk(path);
+  info.size_bytes = SessionSizeBytes(path);
   struct stat facts {};
   if (lstat(path.c_str(), &facts) == 0) info.used_s = facts.st_mtime;
   return info;
@@ -159,6 +150,21 @@ Result<std::vector<KeptSessionInfo>> ListSessions(const std::string& folder, con
     return a.used_s != b.used_s ? a.used_s > b.used_s : a.name < b.name;
   });
   return sessions;
+}
+
+Result<std::vector<TokenId>> ReadSessionTokens(const std::string& path, const SecretKey* key) {
+  KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<StateFile> state,
+                         StateFile::Open(path, /*read_only=*/true, nullptr, key));
+  return Session::ReadTokens(*state, 0);
+}
+
+uint64_t SessionSizeBytes(const std::string& path) {
+  uint64_t bytes = 0;
+  for (const std::string& file : FilesOf(path)) {
+    struct stat facts {};
+    if (lstat(file.c_str(), &facts) == 0) bytes += static_cast<uint64_t>(facts.st_blocks) * 512;
+  }
+  return bytes;
 }
 
 // The state goes last, and is locked meanwhile: files of records without one would be nobody's.

@@ -33,6 +33,11 @@ Result<KeptSessionInfo> DescribeWithLikelyKey(const std::string& path, const Sec
 // Those of a folder, the last used first. A folder that is not there has none. `likely_key`: may be null.
 Result<std::vector<KeptSessionInfo>> ListSessions(const std::string& folder, const SecretKey* likely_key);
 
+// The tokens of its only sequence, or of the first. kCorrupt, kInvalidArgument: as StateFile::Open.
+Result<std::vector<TokenId>> ReadSessionTokens(const std::string& path, const SecretKey* key);
+// What its files take on the disk; 0 where there are none.
+uint64_t SessionSizeBytes(const std::string& path);
+
 // All its files. kInvalidArgument: a process has it. kNotFound.
 Status RemoveSession(const std::string& path);
 // All its files, with holes; nothing has the new name yet (else kInvalidArgument).

@@ -65,6 +65,10 @@ Status CheckSamplerOptions(const SamplerOptions& options) {
   if (!InRange(options.frequency_penalty, -kMostTakenOff, kMostTakenOff)) {
     return OutOfRange("frequency_penalty", options.frequency_penalty, "from -100 to 100; 0 is off");
   }
+  for (const LogitBias& one : options.logit_bias) {
+    if (!InRange(one.bias, -kMostTakenOff, kMostTakenOff))
+      return OutOfRange("logit_bias", one.bias, "from -100 to 100; 0 is off");
+  }
   return Status::Ok();
 }
 
@@ -76,6 +80,7 @@ double UniformAt(uint64_t seed, uint64_t stream, uint64_t position) {
 Result<TokenId> Sampler::Sample(std::span<float> logits, std::span<const TokenId> history, uint32_t stream,
                                 size_t n_generated) {
   KVRUN_RETURN_IF_ERROR(CheckFinite(logits));
+  if (!options_.logit_bias.empty()) AddBiases(logits);
   const auto said = history.last(std::min<size_t>(options_.repetition_window, history.size()));
   if (options_.repetition_penalty != 1.0F) PenalizeRepetition(logits, said);
   if (options_.presence_penalty != 0.0F || options_.frequency_penalty != 0.0F) {
@@ -106,6 +111,14 @@ bool Sampler::Mark(TokenId id, size_t n_vocab) {
   if (id < 0 || index >= n_vocab || marked_at_[index] == walk_) return false;
   marked_at_[index] = walk_;
   return true;
+}
+
+void Sampler::AddBiases(std::span<float> logits) const {
+  for (const auto& [id, bias] : options_.logit_bias) {
+    if (id < 0 || static_cast<size_t>(id) >= logits.size()) continue;
+    float& logit = logits[static_cast<size_t>(id)];
+    logit = Bounded(logit + bias);
+  }
 }
 
 void Sampler::PenalizeRepetition(std::span<float> logits, std::span<const TokenId> said) {

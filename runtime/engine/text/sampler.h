@@ -1,8 +1,8 @@
 // From logits to a token.
 //
-// Order: repetition penalty, presence and frequency penalties, then with temperature 0 the largest logit (the
-// lowest id of equals); else top-k, softmax at the temperature, top-p of what top-k left, min-p, and one
-// draw.
+// Order: biases, repetition penalty, presence and frequency penalties, then with temperature 0 the largest
+// logit (the lowest id of equals); else top-k, softmax at the temperature, top-p of what top-k left, min-p,
+// and one draw.
 //
 // The draw is a pure function of seed, stream and position (a counter-based generator), so the same seed
 // gives the same text however generation is split into calls, and each sequence of a batch has its own
@@ -20,6 +20,11 @@
 
 namespace kvrun {
 
+struct LogitBias {
+  TokenId id = 0;
+  float bias = 0.0F;  // -100 to 100, added to its logit
+};
+
 struct SamplerOptions {
   float temperature = 0.0F;  // 0: greedy
   uint32_t top_k = 0;        // 0: off
@@ -31,6 +36,7 @@ struct SamplerOptions {
   // Taken off the logit of a token that was generated, not fed: once, and for each time.
   float presence_penalty = 0.0F;   // 0: off
   float frequency_penalty = 0.0F;  // 0: off
+  std::vector<LogitBias> logit_bias = {};
 };
 
 // Names the option that is out of range and its range.
@@ -67,6 +73,7 @@ class Sampler {
   void ClearMarks(size_t n_vocab);
   // False where the token was marked in this walk, or is none.
   bool Mark(TokenId id, size_t n_vocab);
+  void AddBiases(std::span<float> logits) const;
   void PenalizeRepetition(std::span<float> logits, std::span<const TokenId> said);
   void PenalizeGenerated(std::span<float> logits, std::span<const TokenId> generated);
   void CollectCandidates(std::span<const float> logits);

@@ -557,6 +557,12 @@ typedef struct kvrun_token_logprob {
 typedef void (*kvrun_logprobs_fn)(void* user, uint32_t sequence, kvrun_token_logprob taken,
                                   const kvrun_token_logprob* likeliest, size_t n);
 
+/* Added to the logit of a token, before anything else is done to it: from -100 to 100. */
+typedef struct kvrun_logit_bias {
+  int32_t token;
+  float bias;
+} kvrun_logit_bias;
+
 typedef struct kvrun_generate_options {
   uint32_t struct_size;
   uint32_t max_tokens;      /* per sequence; 0: until the context is full */
@@ -585,6 +591,8 @@ typedef struct kvrun_generate_options {
   /* Nonzero: what is drawn follows from seed and position alone, so that any sequence of a session draws as
    * the only one of another would. 0: sequences of equal seeds draw differently. */
   uint32_t draws_by_seed_alone;
+  const kvrun_logit_bias* logit_bias; /* [n_logit_bias] */
+  size_t n_logit_bias;
 } kvrun_generate_options;
 
 typedef enum kvrun_finish {

@@ -1,0 +1,113 @@
+#include "runtime/schedule/request_lane.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace kvrun {
+namespace {
+
+constexpr uint32_t kOnly = 0;  // sequence of a lane's session
+// What takes longer to read is saved before the answer begins, too.
+constexpr uint64_t kWorthSaving = 1024;
+
+}  // namespace
+
+RequestLane::RequestLane(RequestId id, Request request, std::unique_ptr<RequestEvents> events)
+    : id_(id), request_(std::move(request)), events_(std::move(events)) {
+  request_.generate.draws_by_seed_alone = true;
+}
+
+bool RequestLane::Progress(uint64_t done, const RestFn& rest) {
+  n_read_ = n_cached_ + done;
+  events_->OnProgress(n_read_, request_.ids.size(), n_cached_);
+  return rest() || is_cancelled_;
+}
+
+Status RequestLane::Open(SessionOptions options, const MakeSession& make, const std::string& new_path) {
+  const auto try_place = [&] {
+    options.path = place_.path;
+    options.read_only = place_.is_read_only;
+    return make(options);
+  };
+  Result<std::unique_ptr<Session>> session = try_place();
+  if (!session.ok() && !place_.is_new) {
+    // Another process has it, or it does not go with the options.
+    given_up_ = std::exchange(place_, {.path = new_path});
+    session = try_place();
+  }
+  KVRUN_RETURN_IF_ERROR(session.status());
+  session_ = std::move(session).value();
+  return Status::Ok();
+}
+
+Status RequestLane::Read(SessionOptions options, StoredPrompts::Place place, const MakeSession& make,
+                         const std::string& new_path, const RestFn& rest) {
+  place_ = std::move(place);
+  if (is_cancelled_) return RequestCancelled();
+  options.progress = [this, rest](uint64_t done, uint64_t) { return Progress(done, rest); };
+  KVRUN_RETURN_IF_ERROR(Open(std::move(options), make, new_path));
+  KVRUN_RETURN_IF_ERROR(Feed());
+  if (session_->turn_stats().prefill_tokens >= kWorthSaving) Save();
+  return Status::Ok();
+}
+
+// At least the last token is computed, as its logits are needed. What cannot be read back, or cut there, is
+// read anew.
+Status RequestLane::Feed() {
+  const std::span<const TokenId> ids = request_.ids;
+  const uint32_t common = std::min({CommonLength(session_->Tokens(kOnly), ids), session_->Length(kOnly),
+                                    static_cast<uint32_t>(ids.size()) - 1});
+  const auto feed_from = [&](uint32_t begin) -> Status {
+    n_cached_ = n_read_ = begin;
+    is_saved_ = false;
+    KVRUN_RETURN_IF_ERROR(session_->Truncate(kOnly, begin));
+    return session_->Feed(kOnly, ids.subspan(begin));
+  };
+  const Status status = feed_from(common);
+  const bool may_be_of_kept = status.code() == StatusCode::kCorrupt || status.code() == StatusCode::kIo ||
+                              status.code() == StatusCode::kUnsupported;
+  if (status.ok() || common == 0 || !may_be_of_kept) return status;
+  return feed_from(0);
+}
+
+Status RequestLane::BeginAnswer() {
+  KVRUN_ASSIGN_OR_RETURN(answer_,
+                         session_->BeginAnswer(std::span(&kOnly, 1), std::span(&request_.generate, 1),
+                                               [this](const GeneratedToken& token) {
+                                                 n_answered_ += token.id >= 0 ? 1 : 0;
+                                                 is_saved_ = false;
+                                                 return events_->OnToken(token) || is_cancelled_;
+                                               }));
+  return Status::Ok();
+}
+
+// What cannot be saved is read again another time: the answer is not the worse for it.
+void RequestLane::Save() {
+  if (session_ == nullptr || !session_->is_kept() || is_saved_) return;
+  is_saved_ = session_->SavePoint().ok();
+}
+
+std::vector<TokenId> RequestLane::KeptTokens() const {
+  if (session_ == nullptr) return {};
+  const bool is_kept = place_.is_read_only || (session_->is_kept() && is_saved_);
+  if (!is_kept) return {};
+  const std::span<const TokenId> tokens = session_->Tokens(kOnly);
+  return {tokens.begin(), tokens.end()};
+}
+
+void RequestLane::End(const Status& status) {
+  RequestOutcome outcome;
+  outcome.status = status;
+  if (answer_ != nullptr) {
+    answer_->WriteResults(std::span(&outcome.result, 1));
+    session_->EndAnswer();
+    if (status.ok() && is_cancelled_) outcome.status = RequestCancelled();
+  }
+  if (session_ != nullptr) {
+    outcome.stats = session_->turn_stats();
+    outcome.notes = session_->notes();
+  }
+  events_->OnEnd(outcome);
+}
+
+}  // namespace kvrun

@@ -1,0 +1,86 @@
+// One request on its way: its session, from the first token that is read to the last save.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "runtime/engine/engine.h"
+#include "runtime/engine/session/generation.h"
+#include "runtime/schedule/request.h"
+#include "runtime/schedule/stored_prompts.h"
+
+namespace kvrun {
+
+class RequestLane {
+ public:
+  using MakeSession = std::function<Result<std::unique_ptr<Session>>(const SessionOptions& options)>;
+  // Asked where others may go first; true: the request is to end.
+  using RestFn = std::function<bool()>;
+
+  RequestLane(RequestId id, Request request, std::unique_ptr<RequestEvents> events);
+
+  RequestId id() const { return id_; }
+  const std::vector<TokenId>& ids() const { return request_.ids; }
+  const GenerateOptions& generate() const { return request_.generate; }
+
+  // Any thread.
+  void Cancel() { is_cancelled_ = true; }
+  bool is_cancelled() const { return is_cancelled_; }
+
+  // --- One after another, on one thread at a time.
+  // Opens a session at the place, and reads what of the prompt is not there. `options`: all but its path, its
+  // context and its progress. A place that cannot be gone on with is given up for a new one (place() then
+  // says so). An error ends the request.
+  Status Read(SessionOptions options, StoredPrompts::Place place, const MakeSession& make,
+              const std::string& new_path, const RestFn& rest);
+  // Begins the answer. Then a token at a time, until it is done.
+  Status BeginAnswer();
+  Status Step() { return answer_->Step(); }
+  bool is_answered() const { return answer_->is_done(); }
+  // What was read and answered is kept, where there is a place for it.
+  void Save();
+  // Tells the end. `status`: why it could not go on.
+  void End(const Status& status);
+
+  const StoredPrompts::Place& place() const { return place_; }
+  // That its session has on flash; empty: it has none, or is kept nowhere.
+  std::vector<TokenId> KeptTokens() const;
+  // What place() was at first, where it was of no use.
+  const std::optional<StoredPrompts::Place>& given_up() const { return given_up_; }
+  const Session* session() const { return session_.get(); }
+  void CloseSession() {
+    answer_.reset();
+    session_.reset();
+  }
+
+  // For reports.
+  uint64_t n_read() const { return n_read_; }
+  uint64_t n_cached() const { return n_cached_; }
+  uint64_t n_answered() const { return n_answered_; }
+
+ private:
+  Status Open(SessionOptions options, const MakeSession& make, const std::string& new_path);
+  Status Feed();
+  bool Progress(uint64_t done, const RestFn& rest);
+
+  const RequestId id_;
+  Request request_;
+  std::unique_ptr<RequestEvents> events_;
+  std::atomic<bool> is_cancelled_ = false;
+  StoredPrompts::Place place_;
+  std::optional<StoredPrompts::Place> given_up_;
+  std::unique_ptr<Session> session_;
+  std::unique_ptr<Generation> answer_;  // of the session: goes before it
+  bool is_saved_ = false;               // all that there is
+  uint64_t n_read_ = 0;                 // tokens of the prompt that are there
+  uint64_t n_cached_ = 0;
+  uint64_t n_answered_ = 0;
+};
+
+}  // namespace kvrun

@@ -1,0 +1,234 @@
+#include "runtime/schedule/scheduler.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace kvrun {
+namespace {
+
+using namespace std::chrono_literals;
+
+// Of the time that a prompt takes beside answers, these get so much more, or less: 3 parts of 7 in all.
+constexpr double kAnswersToReading = 0.75;
+constexpr auto kReportEvery = 200ms;
+// Short contexts have smaller windows, and what is kept may become a longer text: as kvrun run has it.
+constexpr uint32_t kLeastContext = 1024;
+constexpr uint32_t kOpenEndedRoom = 1024;
+
+}  // namespace
+
+Result<std::unique_ptr<Scheduler>> Scheduler::Create(SchedulerOptions options,
+                                                     RequestLane::MakeSession make) {
+  if (options.n_parallel == 0 || options.n_ctx == 0) {
+    return Status(StatusCode::kInvalidArgument,
+                  "a scheduler needs at least one request at a time, of one token");
+  }
+  KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<StoredPrompts> stored, StoredPrompts::Open(options.stored));
+  if (options.kv.kv.budget_bytes) {
+    const uint64_t each = *options.kv.kv.budget_bytes / options.n_parallel;
+    KVRUN_RETURN_IF_ERROR(SetKvOption("budget", fmt::format("{}", each), &options.kv));
+  }
+  std::unique_ptr<Scheduler> scheduler(new Scheduler(std::move(options), std::move(make), std::move(stored)));
+  scheduler->UpdateReport();
+  return scheduler;
+}
+
+Scheduler::~Scheduler() {
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& lane : queue_) lane->Cancel();
+    for (RequestLane* lane : running_) lane->Cancel();
+  }
+  while (StepOnce()) {
+  }
+}
+
+Result<RequestId> Scheduler::Add(Request request, std::unique_ptr<RequestEvents> events) {
+  if (request.ids.empty()) return Status(StatusCode::kInvalidArgument, "the prompt has no token");
+  const uint64_t needed = request.ids.size() + std::max(request.generate.max_tokens, 1U);
+  if (needed > options_.n_ctx) {
+    return Status(
+        StatusCode::kContextFull,
+        fmt::format("the prompt has {} tokens and the answer may have {}: together they are more than the "
+                    "context of {}; shorten the prompt, or ask for a shorter answer",
+                    request.ids.size(), std::max(request.generate.max_tokens, 1U), options_.n_ctx));
+  }
+  const std::lock_guard lock(mutex_);
+  if (queue_.size() >= options_.most_queued) {
+    return Status(StatusCode::kOutOfMemory,
+                  fmt::format("{} requests wait already: try again later", queue_.size()));
+  }
+  queue_.push_back(std::make_unique<RequestLane>(++last_id_, std::move(request), std::move(events)));
+  has_work_.notify_all();
+  return last_id_;
+}
+
+void Scheduler::Cancel(RequestId id) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& lane : queue_) {
+    if (lane->id() == id) lane->Cancel();
+  }
+  for (RequestLane* lane : running_) {
+    if (lane->id() == id) lane->Cancel();
+  }
+  has_work_.notify_all();
+}
+
+SchedulerReport Scheduler::report() const {
+  const std::lock_guard lock(mutex_);
+  return report_;
+}
+
+void Scheduler::Wait(std::chrono::milliseconds at_most) {
+  std::unique_lock lock(mutex_);
+  has_work_.wait_for(lock, at_most, [this] { return !queue_.empty(); });
+}
+
+bool Scheduler::StepOnce() {
+  DropCancelled();
+  Admit();
+  const bool has_work = reading_ != nullptr || !answering_.empty();
+  if (reading_ != nullptr && (answering_.empty() || owed_to_answers_ <= Clock::duration::zero())) ReadSome();
+  if (!answering_.empty()) StepAnswers();
+  if (!has_work || Clock::now() - reported_ >= kReportEvery) UpdateReport();
+  return has_work;
+}
+
+// Those that wait: the others end where they are.
+void Scheduler::DropCancelled() {
+  std::vector<std::unique_ptr<RequestLane>> dropped;
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto i = queue_.begin(); i != queue_.end();) {
+      if (!(*i)->is_cancelled()) {
+        ++i;
+        continue;
+      }
+      dropped.push_back(std::move(*i));
+      i = queue_.erase(i);
+    }
+  }
+  for (auto& lane : dropped) Finish(std::move(lane), RequestCancelled());
+}
+
+// One prompt is read at a time. The first in the queue whose place is free goes first.
+void Scheduler::Admit() {
+  if (reading_ != nullptr || answering_.size() >= options_.n_parallel) return;
+  std::unique_ptr<RequestLane> lane;
+  std::optional<StoredPrompts::Place> place;
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto i = queue_.begin(); i != queue_.end(); ++i) {
+      place = stored_->Take((*i)->ids());
+      if (!place) continue;
+      lane = std::move(*i);
+      queue_.erase(i);
+      running_.push_back(lane.get());
+      break;
+    }
+  }
+  if (lane != nullptr) BeginReading(std::move(lane), *place);
+}
+
+SessionOptions Scheduler::OptionsOf(const RequestLane& lane) const {
+  SessionOptions options;
+  const uint32_t room = lane.generate().max_tokens != 0 ? lane.generate().max_tokens : kOpenEndedRoom;
+  const uint64_t needed = std::max<uint64_t>(kLeastContext, lane.ids().size() + room);
+  options.n_ctx = static_cast<uint32_t>(std::min<uint64_t>(needed, options_.n_ctx));
+  options.kv = options_.kv;
+  options.key = options_.stored.key;
+  options.answer_tokens = room;
+  return options;
+}
+
+void Scheduler::BeginReading(std::unique_ptr<RequestLane> lane, StoredPrompts::Place place) {
+  reading_ = std::move(lane);
+  turns_.Give([this, place = std::move(place), new_path = stored_->NewPath()] {
+    read_status_ =
+        reading_->Read(OptionsOf(*reading_), place, make_, new_path, [this] { return turns_.Rest(); });
+  });
+}
+
+void Scheduler::ReadSome() {
+  const Clock::time_point begin = Clock::now();
+  turns_.Run(options_.slice);
+  const std::chrono::duration<double> taken = Clock::now() - begin;
+  owed_to_answers_ = std::chrono::duration_cast<Clock::duration>(taken * kAnswersToReading);
+  if (!turns_.is_under_way()) NoteRead();
+}
+
+void Scheduler::NoteRead() {
+  std::unique_ptr<RequestLane> lane = std::move(reading_);
+  Status status = std::exchange(read_status_, Status::Ok());
+  if (status.ok()) status = lane->BeginAnswer();
+  if (!status.ok()) return Finish(std::move(lane), status);
+  answering_.push_back(std::move(lane));
+}
+
+void Scheduler::StepAnswers() {
+  const Clock::time_point begin = Clock::now();
+  for (size_t i = 0; i < answering_.size();) {
+    const Status status = answering_[i]->Step();
+    if (status.ok() && !answering_[i]->is_answered()) {
+      ++i;
+      continue;
+    }
+    std::unique_ptr<RequestLane> lane = std::move(answering_[i]);
+    answering_.erase(answering_.begin() + static_cast<std::ptrdiff_t>(i));
+    Finish(std::move(lane), status);
+  }
+  owed_to_answers_ -= Clock::now() - begin;
+}
+
+// The client has its answer before it is saved.
+void Scheduler::Finish(std::unique_ptr<RequestLane> lane, const Status& status) {
+  lane->End(status);
+  const SessionStats stats = lane->session() != nullptr ? lane->session()->turn_stats() : SessionStats();
+  lane->Save();
+  const std::vector<TokenId> kept = lane->KeptTokens();
+  lane->CloseSession();
+  if (lane->given_up()) stored_->PutBack(*lane->given_up(), {});
+  stored_->PutBack(lane->place(), kept);
+  const std::lock_guard lock(mutex_);
+  std::erase(running_, lane.get());
+  ++report_.n_requests;
+  report_.n_cancelled += lane->is_cancelled() ? 1 : 0;
+  report_.n_failed += !status.ok() && !lane->is_cancelled() ? 1 : 0;
+  report_.prompt_tokens += lane->n_read();
+  report_.cached_tokens += stats.cached_tokens;
+  report_.answer_tokens += stats.answer_tokens;
+  report_.prefill_ms += stats.prefill_ms;
+  report_.decode_ms += stats.decode_ms;
+  report_.decode_tokens += stats.decode_tokens;
+}
+
+void Scheduler::UpdateReport() {
+  const auto report_of = [](const RequestLane& lane, RequestState state) {
+    return RequestReport{.id = lane.id(),
+                         .state = state,
+                         .prompt_tokens = lane.ids().size(),
+                         .read_tokens = lane.n_read(),
+                         .cached_tokens = lane.n_cached(),
+                         .answer_tokens = lane.n_answered()};
+  };
+  std::vector<RequestReport> requests;
+  std::vector<KvReport> kv;
+  const auto note = [&](const RequestLane& lane, RequestState state) {
+    requests.push_back(report_of(lane, state));
+    const std::optional<KvReport> report =
+        lane.session() != nullptr ? lane.session()->kv_report() : std::nullopt;
+    if (report) kv.push_back(*report);
+  };
+  for (const auto& lane : answering_) note(*lane, RequestState::kAnswering);
+  if (reading_ != nullptr) note(*reading_, RequestState::kReading);
+  const std::lock_guard lock(mutex_);
+  for (const auto& lane : queue_) requests.push_back(report_of(*lane, RequestState::kQueued));
+  report_.requests = std::move(requests);
+  report_.kv = std::move(kv);
+  report_.stored = stored_->all();
+  reported_ = Clock::now();
+}
+
+}  // namespace kvrun

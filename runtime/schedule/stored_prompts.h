@@ -1,0 +1,84 @@
+// The texts that sessions on flash hold, and which of them a new prompt begins like.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "platform/io/secret_key.h"
+#include "runtime/model/tokenizer.h"
+
+namespace kvrun {
+
+struct StoredPromptsOptions {
+  std::string folder;                    // that there is; empty: nothing is kept
+  std::shared_ptr<const SecretKey> key;  // null: sessions are plain
+  uint64_t keep_bytes = 0;               // of those that are made here, and of documents that kvrun run keeps
+  std::string model;                     // its fingerprint: others' sessions are left alone
+};
+
+// One thread.
+class StoredPrompts {
+ public:
+  // Those that are made here begin so; others are a person's, and are only read.
+  static constexpr const char* kOwnPrefix = "serve-";
+  // Fewer in common are read again sooner than a session is opened.
+  static constexpr uint32_t kLeastCommon = 64;
+  // So many more in one that is in use are worth waiting for, or reading one that is not saved then.
+  static constexpr uint32_t kWorthWaiting = 1024;
+  // So many tokens may be cut off at an end, to go on from what is before it.
+  static constexpr uint32_t kLittleLost = 512;
+
+  // Reads the tokens of all sessions in the folder. What cannot be read is left out.
+  static Result<std::unique_ptr<StoredPrompts>> Open(StoredPromptsOptions options);
+
+  // Where a prompt is to be computed.
+  struct Place {
+    std::string path;  // empty: nowhere that is kept
+    bool is_new = true;
+    bool is_read_only = false;
+    uint32_t n_common = 0;  // tokens that are there
+  };
+  // It is in use until PutBack. Nothing: the best one is in use, and worth waiting for.
+  std::optional<Place> Take(std::span<const TokenId> ids);
+  // `tokens`: that it holds now; none: it is not there, or cannot be used. Makes room for it.
+  void PutBack(const Place& place, std::span<const TokenId> tokens);
+
+  struct Stored {
+    std::string name;
+    uint64_t n_tokens = 0;
+    uint64_t size_bytes = 0;
+  };
+  std::vector<Stored> all() const;
+  // Of a session that is not there; empty where nothing is kept.
+  std::string NewPath() const;
+
+ private:
+  struct Entry {
+    std::vector<TokenId> tokens;
+    uint64_t size_bytes = 0;
+    int64_t used_s = 0;
+    uint64_t last_use = 0;  // among those of this process
+    uint32_t n_users = 0;
+    bool is_own = false;
+    bool is_shared = false;  // by its users, who only read it
+    bool counts = false;     // towards keep_bytes
+  };
+
+  explicit StoredPrompts(StoredPromptsOptions options) : options_(std::move(options)) {}
+  enum class Use : uint8_t { kNone, kWrite, kRead, kWait };
+
+  Use UseOf(const Entry& entry, uint32_t n_common) const;
+  void Prune();
+
+  const StoredPromptsOptions options_;
+  std::map<std::string, Entry> entries_;  // by path
+  uint64_t n_uses_ = 0;
+};
+
+}  // namespace kvrun
