@@ -145,6 +145,7 @@ SessionOptions Scheduler::OptionsOf(const RequestLane& lane) const {
 
 void Scheduler::BeginReading(std::unique_ptr<RequestLane> lane, StoredPrompts::Place place) {
   reading_ = std::move(lane);
+  reported_ = {};  // what is reported is another
   turns_.Give([this, place = std::move(place), new_path = stored_->NewPath()] {
     read_status_ =
         reading_->Read(OptionsOf(*reading_), place, make_, new_path, [this] { return turns_.Rest(); });
@@ -165,6 +166,7 @@ void Scheduler::NoteRead() {
   if (status.ok()) status = lane->BeginAnswer();
   if (!status.ok()) return Finish(std::move(lane), status);
   answering_.push_back(std::move(lane));
+  reported_ = {};
 }
 
 void Scheduler::StepAnswers() {
@@ -189,6 +191,7 @@ void Scheduler::Finish(std::unique_ptr<RequestLane> lane, const Status& status) 
   lane->Save();
   const std::vector<TokenId> kept = lane->KeptTokens();
   lane->CloseSession();
+  reported_ = {};
   if (lane->given_up()) stored_->PutBack(*lane->given_up(), {});
   stored_->PutBack(lane->place(), kept);
   const std::lock_guard lock(mutex_);

@@ -1,0 +1,252 @@
+// Requests that share an engine: each is answered as if it were alone, whatever else goes on.
+#include "runtime/schedule/scheduler.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/support/session_fixture.h"
+
+namespace kvrun {
+namespace {
+
+using testing::FakeForwardPass;
+using testing::FakePassLog;
+using testing::FakePassOptions;
+using testing::FakeTokenizer;
+using testing::GreedyAfter;
+using testing::Ids;
+using testing::SomeIds;
+
+// What was told of a request.
+struct Told {
+  Ids ids;
+  std::vector<uint64_t> progress;
+  std::vector<RequestOutcome> ends;
+  bool token_before_progress_end = false;
+  size_t cancel_after_tokens = 0;
+};
+
+class Listener final : public RequestEvents {
+ public:
+  explicit Listener(Told* told) : told_(told) {}
+  void OnProgress(uint64_t done, uint64_t /*total*/, uint64_t /*cached*/) override {
+    EXPECT_TRUE(told_->ids.empty() && told_->ends.empty());
+    told_->progress.push_back(done);
+  }
+  bool OnToken(const GeneratedToken& token) override {
+    EXPECT_TRUE(told_->ends.empty());
+    if (token.id >= 0) told_->ids.push_back(token.id);
+    return told_->cancel_after_tokens > 0 && told_->ids.size() >= told_->cancel_after_tokens;
+  }
+  void OnEnd(const RequestOutcome& outcome) override { told_->ends.push_back(outcome); }
+
+ private:
+  Told* told_;
+};
+
+class SchedulerTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<Scheduler> Make(SchedulerOptions options = {}) {
+    options.n_ctx = options.n_ctx == 0 ? 4096 : options.n_ctx;
+    options.slice = std::chrono::milliseconds(0);  // a prompt rests wherever it can
+    auto scheduler = Scheduler::Create(std::move(options), [this](const SessionOptions& session) {
+      FakePassOptions pass;
+      pass.n_ctx = session.n_ctx;
+      pass.log = &log_;
+      if (fails_to_open_) return Result<std::unique_ptr<Session>>(Status(StatusCode::kDevice, "no device"));
+      Session::Parts parts;
+      parts.n_ctx = session.n_ctx;
+      parts.forward_pass = std::make_unique<FakeForwardPass>(pass);
+      parts.device_mutex = &mutex_;
+      parts.progress = session.progress;
+      return Session::Create(std::move(parts));
+    });
+    EXPECT_TRUE(scheduler.ok()) << scheduler.status().message();
+    return std::move(scheduler).value();
+  }
+
+  static Request Ask(Ids ids, uint32_t n) {
+    Request request;
+    request.ids = std::move(ids);
+    request.generate.max_tokens = n;
+    return request;
+  }
+  RequestId Add(Scheduler* scheduler, const std::string& name, Request request) {
+    const Result<RequestId> id = scheduler->Add(std::move(request), std::make_unique<Listener>(&told_[name]));
+    EXPECT_TRUE(id.ok()) << id.status().message();
+    return id.ok() ? *id : 0;
+  }
+  static void RunAll(Scheduler* scheduler) {
+    while (scheduler->StepOnce()) {
+    }
+  }
+  void ExpectAnswered(const std::string& name, const Ids& ids, uint32_t n) {
+    const Told& told = told_[name];
+    EXPECT_EQ(told.ids, GreedyAfter(ids, n)) << name;
+    ASSERT_EQ(told.ends.size(), 1U) << name;
+    EXPECT_TRUE(told.ends[0].status.ok()) << told.ends[0].status.message();
+    EXPECT_EQ(told.ends[0].result.finish, Finish::kLength);
+    EXPECT_EQ(told.ends[0].result.n_tokens, n);
+    EXPECT_EQ(told.ends[0].stats.prefill_tokens, ids.size());
+  }
+
+  std::mutex mutex_;
+  FakePassLog log_;
+  bool fails_to_open_ = false;
+  std::map<std::string, Told> told_;
+};
+
+TEST_F(SchedulerTest, EachIsAnsweredAsIfItWereAlone) {
+  for (const uint32_t n_parallel : {1U, 3U, 16U}) {
+    told_.clear();
+    SchedulerOptions options;
+    options.n_parallel = n_parallel;
+    const auto scheduler = Make(std::move(options));
+    for (int i = 0; i < 20; ++i) {
+      Add(scheduler.get(), std::to_string(i), Ask(SomeIds(1 + i * 37 % 200, i), 1 + i * 7 % 23));
+      if (i % 3 == 0) scheduler->StepOnce();
+    }
+    RunAll(scheduler.get());
+    for (int i = 0; i < 20; ++i)
+      ExpectAnswered(std::to_string(i), SomeIds(1 + i * 37 % 200, i), 1 + i * 7 % 23);
+    EXPECT_EQ(scheduler->report().n_requests, 20U);
+    EXPECT_TRUE(scheduler->report().requests.empty());
+  }
+  EXPECT_EQ(log_.n_overlaps, 0);
+}
+
+// A prompt of many chunks rests after each: the answer beside it goes on.
+TEST_F(SchedulerTest, AnswersGoOnWhileAPromptIsRead) {
+  const auto scheduler = Make();
+  Add(scheduler.get(), "answer", Ask(SomeIds(3), 500));
+  for (int i = 0; i < 5; ++i) scheduler->StepOnce();
+  const size_t n_before = told_["answer"].ids.size();
+  EXPECT_GT(n_before, 0U);
+  Add(scheduler.get(), "long", Ask(SomeIds(1600, 2), 2));  // 100 chunks
+  size_t n_meanwhile = 0;
+  while (told_["long"].ids.empty()) {
+    ASSERT_TRUE(scheduler->StepOnce());
+    n_meanwhile = told_["answer"].ids.size() - n_before;
+  }
+  EXPECT_GE(n_meanwhile, 50U);
+  EXPECT_GT(told_["long"].progress.size(), 50U);
+  EXPECT_EQ(told_["long"].progress.back(), 1600U);
+  RunAll(scheduler.get());
+  ExpectAnswered("answer", SomeIds(3), 500);
+  ExpectAnswered("long", SomeIds(1600, 2), 2);
+}
+
+TEST_F(SchedulerTest, WhatIsCancelledEndsWhereverItIs) {
+  SchedulerOptions options;
+  options.n_parallel = 2;
+  const auto scheduler = Make(std::move(options));
+  const RequestId answering = Add(scheduler.get(), "answering", Ask(SomeIds(3), 1000));
+  const RequestId reading = Add(scheduler.get(), "reading", Ask(SomeIds(1600, 2), 3));
+  const RequestId queued = Add(scheduler.get(), "queued", Ask(SomeIds(9, 4), 3));
+  Add(scheduler.get(), "other", Ask(SomeIds(10, 5), 30));
+  for (int i = 0; i < 10; ++i) scheduler->StepOnce();
+  EXPECT_EQ(scheduler->report().requests.size(), 4U);
+  for (const RequestId id : {queued, reading, answering, queued, RequestId{999}}) scheduler->Cancel(id);
+  RunAll(scheduler.get());
+  for (const char* name : {"answering", "reading", "queued"}) {
+    ASSERT_EQ(told_[name].ends.size(), 1U) << name;
+    EXPECT_EQ(told_[name].ends[0].status.code(), StatusCode::kCancelled) << name;
+  }
+  EXPECT_FALSE(told_["answering"].ids.empty());
+  EXPECT_LT(told_["answering"].ids.size(), 20U);
+  EXPECT_LT(told_["reading"].progress.back(), 1600U);
+  EXPECT_TRUE(told_["queued"].progress.empty());
+  ExpectAnswered("other", SomeIds(10, 5), 30);
+  EXPECT_EQ(scheduler->report().n_cancelled, 3U);
+}
+
+TEST_F(SchedulerTest, AListenerMayCancel) {
+  const auto scheduler = Make();
+  told_["one"].cancel_after_tokens = 4;
+  Add(scheduler.get(), "one", Ask(SomeIds(3), 1000));
+  RunAll(scheduler.get());
+  EXPECT_EQ(told_["one"].ids, GreedyAfter(SomeIds(3), 4));
+  EXPECT_EQ(told_["one"].ends.at(0).result.finish, Finish::kCancelled);
+}
+
+TEST_F(SchedulerTest, RefusesWhatItHasNoRoomFor) {
+  SchedulerOptions options;
+  options.most_queued = 2;
+  options.n_ctx = 100;
+  const auto scheduler = Make(std::move(options));
+  auto add = [&, n_asked = 0](Ids ids, uint32_t n) mutable {
+    auto listener = std::make_unique<Listener>(&told_[std::to_string(++n_asked)]);
+    return scheduler->Add(Ask(std::move(ids), n), std::move(listener)).status().code();
+  };
+  EXPECT_EQ(add({}, 1), StatusCode::kInvalidArgument);
+  EXPECT_EQ(add(SomeIds(90), 11), StatusCode::kContextFull);
+  EXPECT_EQ(add(SomeIds(90), 10), StatusCode::kOk);
+  EXPECT_EQ(add(SomeIds(9), 10), StatusCode::kOk);
+  EXPECT_EQ(add(SomeIds(9), 10), StatusCode::kOutOfMemory);
+  RunAll(scheduler.get());
+  EXPECT_EQ(add(SomeIds(9), 10), StatusCode::kOk);
+}
+
+TEST_F(SchedulerTest, AFailureIsOfOneRequest) {
+  const auto scheduler = Make();
+  Add(scheduler.get(), "good", Ask(SomeIds(3), 50));
+  for (int i = 0; i < 5; ++i) scheduler->StepOnce();
+  fails_to_open_ = true;
+  Add(scheduler.get(), "bad", Ask(SomeIds(5), 5));
+  RunAll(scheduler.get());
+  ASSERT_EQ(told_["bad"].ends.size(), 1U);
+  EXPECT_EQ(told_["bad"].ends[0].status.code(), StatusCode::kDevice);
+  ExpectAnswered("good", SomeIds(3), 50);
+  EXPECT_EQ(scheduler->report().n_failed, 1U);
+}
+
+TEST_F(SchedulerTest, EndsWhatIsUnderWayWhenItGoes) {
+  {
+    const auto scheduler = Make();
+    Add(scheduler.get(), "answering", Ask(SomeIds(3), 1000));
+    Add(scheduler.get(), "reading", Ask(SomeIds(1600, 2), 3));
+    Add(scheduler.get(), "queued", Ask(SomeIds(9, 4), 3));
+    for (int i = 0; i < 6; ++i) scheduler->StepOnce();
+  }
+  for (const char* name : {"answering", "reading", "queued"}) {
+    ASSERT_EQ(told_[name].ends.size(), 1U) << name;
+    EXPECT_EQ(told_[name].ends[0].status.code(), StatusCode::kCancelled) << name;
+  }
+}
+
+TEST_F(SchedulerTest, TakesRequestsFromAnyThread) {
+  const auto scheduler = Make();
+  std::vector<Told> told(40);
+  std::vector<std::thread> clients;
+  for (size_t t = 0; t < 4; ++t) {
+    clients.emplace_back([&, t] {
+      for (size_t i = t; i < told.size(); i += 4) {
+        const auto id = scheduler->Add(Ask(SomeIds(5 + i, static_cast<int>(i)), 12),
+                                       std::make_unique<Listener>(&told[i]));
+        EXPECT_TRUE(id.ok());
+        if (i % 5 == 0 && id.ok()) scheduler->Cancel(*id);
+        (void)scheduler->report();
+      }
+    });
+  }
+  const auto all_ended = [&] { return scheduler->report().n_requests == told.size(); };
+  while (!all_ended()) {
+    if (!scheduler->StepOnce()) scheduler->Wait(std::chrono::milliseconds(1));
+  }
+  for (std::thread& client : clients) client.join();
+  for (size_t i = 0; i < told.size(); ++i) {
+    ASSERT_EQ(told[i].ends.size(), 1U);
+    const bool was_cancelled = told[i].ends[0].status.code() == StatusCode::kCancelled;
+    EXPECT_TRUE(!was_cancelled || i % 5 == 0);
+    if (!was_cancelled) EXPECT_EQ(told[i].ids, GreedyAfter(SomeIds(5 + i, static_cast<int>(i)), 12));
+  }
+}
+
+}  // namespace
+}  // namespace kvrun
