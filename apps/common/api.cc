@@ -7,6 +7,7 @@
 
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
+#include "apps/common/json_limits.h"
 
 namespace kvrun::cli {
 
@@ -179,40 +180,13 @@ const char* FinishName(kvrun_finish finish) {
   return "unknown";
 }
 
-namespace {
-
-// Members are looked for one by one, and values are written by calls within calls: bounds of both.
-constexpr size_t kMostMembers = 10'000;
-constexpr int kMostDepth = 500;
-
-class JsonBounds {
- public:
-  bool Keeps(int depth, Json::parse_event_t event) {
-    using Event = Json::parse_event_t;
-    if (event == Event::object_start) n_members_.push_back(0);
-    if (event == Event::key && !n_members_.empty() && ++n_members_.back() > kMostMembers)
-      why_ = "an object has more than 10,000 members";
-    if (depth > kMostDepth) why_ = "it is nested more than 500 deep";
-    if (event == Event::object_end && !n_members_.empty()) n_members_.pop_back();
-    return why_.empty();
-  }
-  const std::string& why() const { return why_; }
-
- private:
-  std::vector<size_t> n_members_;  // of each object that is open
-  std::string why_;
-};
-
-}  // namespace
-
 Json ParseJson(std::string_view text, std::string* why) {
-  JsonBounds bounds;
-  const auto keeps = [&](int depth, Json::parse_event_t event, Json&) { return bounds.Keeps(depth, event); };
-  try {
-    Json json = Json::parse(text, keeps, /*allow_exceptions=*/why != nullptr);
-    if (bounds.why().empty()) return json;
-    if (why != nullptr) *why = bounds.why();
+  if (const std::string beyond = BeyondLimits(text, {}); !beyond.empty()) {
+    if (why != nullptr) *why = "it " + beyond;
     return Json(Json::value_t::discarded);
+  }
+  try {
+    return Json::parse(text, nullptr, /*allow_exceptions=*/why != nullptr);
   } catch (const Json::exception& error) {
     // "[json.exception.parse_error.101] parse error at line 1, column 3: syntax error while ...", or
     // "[json.exception.out_of_range.406] number overflow parsing '1e999'".

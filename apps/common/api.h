@@ -70,7 +70,8 @@ bool Keep(const Session& session);
 const char* FinishName(kvrun_finish finish);
 
 // Parsing and writing live in one file because they take seconds to compile.
-// is_discarded() if the text is not JSON; what is wrong with it goes into `why`: "column 3: ..." of its line.
+// is_discarded() if the text is not JSON, or beyond the usual limits (json_limits.h); what is wrong with it
+// goes into `why`: "column 3: ..." of its line.
 Json ParseJson(std::string_view text, std::string* why = nullptr);
 // On one line; bytes that are not UTF-8 become U+FFFD.
 std::string DumpJson(const Json& json);

@@ -64,7 +64,7 @@ TEST(CliRender, SaysWhatIsWrong) {
   std::string many = "{\"a\": 1";
   for (int i = 0; i < 200'000; ++i) many += ", \"m" + std::to_string(i) + "\": 1";
   refused({"render", "--chat-template", good, "--variables", folder.Write("many.json", many + "}")}, 1,
-          "many.json: an object has more than 10,000 members");
+          "many.json: it has an object of more than 10000 members");
   const std::string deep = "{\"a\": " + std::string(100'000, '[') + std::string(100'000, ']') + "}";
   refused({"render", "--chat-template", good, "--variables", folder.Write("deep.json", deep)}, 1,
           "deep.json: it is nested more than 500 deep");
