@@ -11,7 +11,7 @@ Command AddCompletion(CLI::App* program) { return AddCompletionCommand(program, 
 }  // namespace
 
 ProgramInfo ThisProgram() {
-  return {
+  ProgramInfo program = {
       "kvrun",
       "kvrun runs long-context language models on any Vulkan device, or on the CPU, with the KV cache in "
       "memory or on flash.",
@@ -22,6 +22,10 @@ ProgramInfo ThisProgram() {
        AddBenchCommand, AddInfoCommand, AddSessionsCommand, AddDevicesCommand, AddDoctorCommand,
        AddCompletion, AddVersionCommand},
   };
+#ifndef KVRUN_WITHOUT_SERVE
+  program.commands.insert(program.commands.begin() + 2, AddServeCommand);
+#endif
+  return program;
 }
 
 }  // namespace kvrun::cli

@@ -11,6 +11,7 @@ Command AddTokenizeCommand(CLI::App* program);
 Command AddRenderCommand(CLI::App* program);
 Command AddLogitsCommand(CLI::App* program);
 Command AddEvalCommand(CLI::App* program);
+Command AddServeCommand(CLI::App* program);  // in builds with KVRUN_SERVE
 Command AddSessionsCommand(CLI::App* program);
 Command AddDevicesCommand(CLI::App* program);
 Command AddBenchCommand(CLI::App* program);

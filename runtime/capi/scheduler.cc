@@ -110,7 +110,8 @@ Json ReportInfo(const kvrun::SchedulerReport& report) {
   Json requests = Json::array();
   for (const kvrun::RequestReport& request : report.requests) requests.push_back(RequestInfo(request));
   Json kv = Json::array();
-  for (const kvrun::KvReport& one : report.kv) kv.push_back(kvrun::capi::KvReportInfo(one, 0, false));
+  for (const auto& [one, decode_tokens] : report.kv)
+    kv.push_back(kvrun::capi::KvReportInfo(one, decode_tokens, false));
   Json stored = Json::array();
   for (const kvrun::StoredPrompts::Stored& one : report.stored)
     stored.push_back({{"name", one.name}, {"tokens", one.n_tokens}, {"bytes", one.size_bytes}});
@@ -128,6 +129,8 @@ Json ReportInfo(const kvrun::SchedulerReport& report) {
           {"decode_tokens", report.decode_tokens},
           {"prefill_ms", report.prefill_ms},
           {"decode_ms", report.decode_ms},
+          {"read_bytes", report.read_bytes},
+          {"written_bytes", report.written_bytes},
           {"kv", kv},
           {"stored", stored}};
 }

@@ -189,6 +189,11 @@ void Scheduler::Finish(std::unique_ptr<RequestLane> lane, const Status& status) 
   lane->End(status);
   const SessionStats stats = lane->session() != nullptr ? lane->session()->turn_stats() : SessionStats();
   lane->Save();
+  if (lane->session() != nullptr) {
+    const std::optional<KvReport> report = lane->session()->kv_report();
+    read_bytes_ += report ? report->store.read_bytes : 0;
+    written_bytes_ += lane->session()->written_bytes();
+  }
   const std::vector<TokenId> kept = lane->KeptTokens();
   lane->CloseSession();
   reported_ = {};
@@ -217,12 +222,17 @@ void Scheduler::UpdateReport() {
                          .answer_tokens = lane.n_answered()};
   };
   std::vector<RequestReport> requests;
-  std::vector<KvReport> kv;
+  std::vector<SchedulerReport::OpenKv> kv;
+  uint64_t read_bytes = read_bytes_;
+  uint64_t written_bytes = written_bytes_;
   const auto note = [&](const RequestLane& lane, RequestState state) {
     requests.push_back(report_of(lane, state));
-    const std::optional<KvReport> report =
-        lane.session() != nullptr ? lane.session()->kv_report() : std::nullopt;
-    if (report) kv.push_back(*report);
+    if (lane.session() == nullptr) return;
+    written_bytes += lane.session()->written_bytes();
+    if (const std::optional<KvReport> report = lane.session()->kv_report()) {
+      read_bytes += report->store.read_bytes;
+      kv.push_back({*report, lane.session()->stats().decode_tokens});
+    }
   };
   for (const auto& lane : answering_) note(*lane, RequestState::kAnswering);
   if (reading_ != nullptr) note(*reading_, RequestState::kReading);
@@ -230,6 +240,8 @@ void Scheduler::UpdateReport() {
   for (const auto& lane : queue_) requests.push_back(report_of(*lane, RequestState::kQueued));
   report_.requests = std::move(requests);
   report_.kv = std::move(kv);
+  report_.read_bytes = read_bytes;
+  report_.written_bytes = written_bytes;
   report_.stored = stored_->all();
   reported_ = Clock::now();
 }

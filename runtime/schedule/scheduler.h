@@ -48,7 +48,11 @@ struct RequestReport {
 // Sums are of all requests that have ended.
 struct SchedulerReport {
   std::vector<RequestReport> requests;  // those that are computed first
-  std::vector<KvReport> kv;             // of the sessions that are open, where they have one
+  struct OpenKv {
+    KvReport report;
+    uint64_t decode_tokens = 0;
+  };
+  std::vector<OpenKv> kv;  // of the sessions that are open, where they have one
   std::vector<StoredPrompts::Stored> stored;
   uint64_t n_requests = 0;
   uint64_t n_cancelled = 0;
@@ -59,6 +63,8 @@ struct SchedulerReport {
   double prefill_ms = 0.0;
   double decode_ms = 0.0;
   uint64_t decode_tokens = 0;
+  uint64_t read_bytes = 0;     // of records from flash; with those of requests that have not ended
+  uint64_t written_bytes = 0;  // to flash, likewise
 };
 
 class Scheduler {
@@ -115,6 +121,8 @@ class Scheduler {
   std::vector<std::unique_ptr<RequestLane>> answering_;
   Clock::duration owed_to_answers_{};  // before reading goes on
   Clock::time_point reported_;
+  uint64_t read_bytes_ = 0;  // of requests that have ended
+  uint64_t written_bytes_ = 0;
   Turns turns_;  // last: its work uses all of the above
 };
 

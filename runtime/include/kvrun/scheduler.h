@@ -82,9 +82,9 @@ KVRUN_API kvrun_status kvrun_scheduler_step(kvrun_scheduler* scheduler, uint32_t
 /* Any thread; a fifth of a second old at most. JSON object: requests [{id, state ("reading", "answering",
  * "queued"), prompt_tokens, read_tokens (with the cached ones), cached_tokens, answer_tokens}], queued (how
  * many wait), ended, cancelled, failed, prompt_tokens, cached_tokens, answer_tokens, decode_tokens,
- * prefill_ms, decode_ms (sums over those that have ended), kv [as kvrun_session_stats_json has it, of each
- * session that is open and has it], stored [{name, tokens, bytes}], memory (as kvrun_session_stats_json has
- * it). */
+ * prefill_ms, decode_ms (sums over those that have ended), read_bytes and written_bytes (of flash, since the
+ * start), kv [as kvrun_session_stats_json has it, of each session that is open and has it], stored [{name,
+ * tokens, bytes}], memory (as kvrun_session_stats_json has it). */
 KVRUN_API kvrun_status kvrun_scheduler_json(const kvrun_scheduler* scheduler, char** json);
 
 #ifdef __cplusplus
