@@ -25,9 +25,7 @@ bool IsSameName(std::string_view a, std::string_view b) {
          std::equal(a.begin(), a.end(), b.begin(), [](char x, char y) { return Lower(x) == Lower(y); });
 }
 
-std::string InQuotes(std::string_view text) {
-  return "'" + cli::Printable(cli::Clipped(std::string(text), 100)) + "'";
-}
+std::string InQuotes(std::string_view text) { return "\"" + cli::Printable(cli::Clipped(text, 100)) + "\""; }
 
 struct HostAndPort {
   std::string host;  // in lower case; an address of IPv6 in brackets
@@ -225,7 +223,7 @@ std::optional<Refusal> CheckHead(std::string_view target, bool is_http_1_1, cons
   if (!options.api_key.empty() && NeedsKey(request->method, request->path) &&
       !HasKey(*request, options.api_key))
     return Refusal{401,
-                   "this server asks for its key: send the field 'Authorization: Bearer KEY'",
+                   "this server asks for its key: send the field \"Authorization: Bearer KEY\"",
                    "invalid_api_key",
                    {{"WWW-Authenticate", "Bearer"}}};
   const std::string expected = request->Field("Expect");

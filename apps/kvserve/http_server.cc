@@ -69,14 +69,15 @@ tcp::endpoint FindEndpoint(net::io_context* io, const HttpOptions& options) {
   tcp::resolver resolver(*io);
   const auto found = resolver.resolve(host, "", tcp::resolver::passive, error);
   if (host.empty() || error || found.empty())
-    ThrowUnfit("the host '" + shown + "' is not known: give an address of this machine, as --host 127.0.0.1");
+    ThrowUnfit("the host \"" + shown +
+               "\" is not known: give an address of this machine, as --host 127.0.0.1");
   const std::vector<tcp::endpoint> endpoints(found.begin(), found.end());
   const bool is_loopback = std::all_of(endpoints.begin(), endpoints.end(),
                                        [](const auto& endpoint) { return endpoint.address().is_loopback(); });
   if (options.api_key.empty() && !is_loopback)
     ThrowUnfit(
-        "others can reach the host '" + shown +
-        "', so a key is required: --api-key-file FILE, or serve this machine alone with --host 127.0.0.1");
+        "others can reach the host \"" + shown +
+        "\", so a key is required: --api-key-file FILE, or serve this machine alone with --host 127.0.0.1");
   const auto v4 = std::find_if(endpoints.begin(), endpoints.end(),
                                [](const auto& endpoint) { return endpoint.address().is_v4(); });
   return {(v4 != endpoints.end() ? *v4 : endpoints.front()).address(), options.port};
@@ -100,7 +101,8 @@ void Listen(Acceptor* acceptor, const tcp::endpoint& endpoint, const HttpOptions
   if (error == net::error::access_denied)
     ThrowUnfit(port + " is kept for the system: take one from 1024 on with --port N");
   if (error == boost::system::errc::address_not_available)
-    ThrowUnfit("the host '" + host + "' is not an address of this machine: give one of its own with --host");
+    ThrowUnfit("the host \"" + host +
+               "\" is not an address of this machine: give one of its own with --host");
   ThrowUnfit(port + " cannot be listened on: " + error.message());
 }
 

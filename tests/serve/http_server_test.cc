@@ -247,7 +247,7 @@ TEST(HttpServer, SaysWhyItCannotStart) {
       << why(options);
   options.port = 0;
   options.host = "no-such-host.invalid";
-  EXPECT_NE(why(options).find("the host 'no-such-host.invalid' is not known: "), std::string::npos)
+  EXPECT_NE(why(options).find("the host \"no-such-host.invalid\" is not known: "), std::string::npos)
       << why(options);
   options.host = "";
   EXPECT_NE(why(options).find("is not known: "), std::string::npos) << why(options);
