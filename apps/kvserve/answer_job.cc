@@ -18,10 +18,6 @@ constexpr size_t kMostAnswers = 16;  // of a request, prompts times n
 constexpr auto kSilence = 15s;       // before a client is told that it goes on
 constexpr auto kProgressEvery = 250ms;
 
-struct ReasoningCloser {
-  void operator()(kvrun_reasoning* reasoning) const { kvrun_reasoning_close(reasoning); }
-};
-
 const char* FinishReason(kvrun_finish finish) {
   return finish == KVRUN_FINISH_LENGTH || finish == KVRUN_FINISH_CONTEXT_FULL ? "length" : "stop";
 }
@@ -36,6 +32,9 @@ struct AnswerJob::Lane {
   bool is_first_of_prompt = false;
   bool has_begun = false;  // a piece was sent
   bool has_ended = false;
+  struct ReasoningCloser {
+    void operator()(kvrun_reasoning* of_lane) const { kvrun_reasoning_close(of_lane); }
+  };
   std::unique_ptr<kvrun_reasoning, ReasoningCloser> reasoning;  // of a chat
   // Of the token at hand.
   std::string text;
@@ -147,8 +146,11 @@ void AnswerJob::Echo(Lane* lane, const std::string& prompt) {
     return;
   }
   lane->has_begun = true;
-  SendEvent(
-      PieceJson(head_, {.index = lane->index, .is_first = true, .text = prompt}, request_.include_usage));
+  Piece piece;
+  piece.index = lane->index;
+  piece.is_first = true;
+  piece.text = prompt;
+  SendEvent(PieceJson(head_, piece, request_.include_usage));
 }
 
 void AnswerJob::AddLane(uint32_t index, const std::vector<int32_t>& prompt) {
@@ -254,7 +256,9 @@ void AnswerJob::Flush(Lane* lane, std::string_view finish_reason) {
   const size_t n_pieces = std::max<size_t>(lane->pending.size(), 1);
   for (size_t i = 0; i < n_pieces; ++i) {
     const bool is_last = i + 1 == n_pieces;
-    Piece piece{.index = lane->index, .is_first = !std::exchange(lane->has_begun, true)};
+    Piece piece;
+    piece.index = lane->index;
+    piece.is_first = !std::exchange(lane->has_begun, true);
     if (is_last) {
       piece.text = lane->text;
       piece.reasoning = lane->thought;

@@ -9,7 +9,7 @@
 
 #include "tests/support/fake_kvrun.h"
 
-namespace {
+namespace kvrun::fake {
 
 struct FakeRequest {
   uint64_t id = 0;
@@ -17,7 +17,9 @@ struct FakeRequest {
   kvrun_request_events events = {};
 };
 
-}  // namespace
+}  // namespace kvrun::fake
+
+using kvrun::fake::FakeRequest;
 
 struct kvrun_scheduler {
   std::mutex mutex;
