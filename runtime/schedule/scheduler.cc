@@ -10,8 +10,8 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// Of the time that a prompt takes beside answers, these get so much more, or less: 3 parts of 7 in all.
-constexpr double kAnswersToReading = 0.75;
+// For each second that a prompt is read, answers get so much: beside it they are a little slower than alone.
+constexpr double kAnswersToReading = 1.0;
 constexpr auto kReportEvery = 200ms;
 // Short contexts have smaller windows, and what is kept may become a longer text: as kvrun run has it.
 constexpr uint32_t kLeastContext = 1024;
