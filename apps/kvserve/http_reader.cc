@@ -59,8 +59,8 @@ void RequestReader::Parse(std::string* input) {
   const size_t n = parser.put(boost::asio::buffer(*input), error);
   input->erase(0, n);
   has_begun_ = true;
-  // Beast's limit is for a line and what follows it, not for all lines; of a chunk's own header and of
-  // trailers it has none.
+  // Beast's limit is for the first line and for the fields apart; of a chunk's own header and of trailers it
+  // has none.
   if (state_ == State::kHead) head_bytes_ += n;
   const size_t pending_bytes = error == http::error::need_more ? input->size() : 0;
   if (head_bytes_ + pending_bytes > options_.most_header_bytes) return Refuse(HeadTooLong(options_));

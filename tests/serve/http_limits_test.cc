@@ -47,6 +47,8 @@ TEST(HttpLimits, HeaderAndBody) {
   EXPECT_EQ(StatusFor(port, Get("/", "X: " + std::string(1000, 'x') + "\r\n")), 431);
   EXPECT_EQ(StatusFor(port, Get("/" + std::string(1000, 'x'))), 431);
   EXPECT_EQ(StatusFor(port, "GET /" + std::string(5000, 'x')), 431) << "without an end";
+  EXPECT_EQ(StatusFor(port, Get("/" + std::string(600, 'x'), "X: " + std::string(600, 'x') + "\r\n")), 431)
+      << "the first line counts, too";
   std::string fields;
   for (int i = 0; i < 100; ++i) fields += "X: 0123456789\r\n";
   EXPECT_EQ(StatusFor(port, Get("/", fields)), 431) << "many small ones";
@@ -85,9 +87,11 @@ TEST(HttpLimits, LargeBodyIsRefusedAudibly) {
   RunningServer server(EchoRequest, SmallLimits());
   HttpClient client(server.port());
   client.Send("POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50000000\r\n\r\n");
-  std::thread sender([&] { client.Send(std::string(50'000'000, 'x')); });
+  bool is_sent = false;
+  std::thread sender([&] { is_sent = client.Send(std::string(50'000'000, 'x')); });
   EXPECT_EQ(client.Answer().status, 413);
   sender.join();
+  EXPECT_TRUE(is_sent) << "not reset: many clients say what they were told only then";
 }
 
 TEST(HttpLimits, SlowRequests) {
