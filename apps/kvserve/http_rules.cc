@@ -8,6 +8,7 @@
 
 #include "apps/common/api.h"
 #include "apps/common/printable.h"
+#include "apps/kvserve/page.h"
 
 namespace kvrun::serve {
 namespace {
@@ -211,8 +212,8 @@ bool HasKey(const HttpRequest& request, const std::string& key) {
 }
 
 bool NeedsKey(const std::string& method, const std::string& path) {
-  constexpr std::array<std::string_view, 5> kOpen = {"/", "/health", "/page.css", "/page.js", "/favicon.ico"};
-  return method != "GET" || std::find(kOpen.begin(), kOpen.end(), path) == kOpen.end();
+  const bool is_open = path == "/health" || FindPageFile(path) != nullptr;
+  return !is_open || (method != "GET" && method != "HEAD");
 }
 
 std::optional<Refusal> CheckHead(std::string_view target, bool is_http_1_1, const HttpOptions& options,

@@ -79,7 +79,7 @@ TEST(HttpRules, KeyInEitherField) {
 }
 
 TEST(HttpRules, WhatNeedsNoKey) {
-  for (const char* path : {"/", "/health", "/page.css", "/page.js", "/favicon.ico"}) {
+  for (const char* path : {"/", "/health", "/page.css", "/page.js", "/api.js", "/icon.svg"}) {
     EXPECT_FALSE(NeedsKey("GET", path)) << path;
     EXPECT_TRUE(NeedsKey("POST", path)) << path;
     EXPECT_TRUE(NeedsKey("get", path)) << path;
