@@ -114,7 +114,7 @@ void AddRequests(const Json& report, Metrics* metrics) {
   std::map<std::string, double> states = {{"queued", 0.0}, {"reading", 0.0}, {"answering", 0.0}};
   for (const Json& request : report.value("requests", Json::array()))
     ++states[cli::TextOf(request.value("state", Json("")))];
-  metrics->Begin("requests", "gauge", "Requests that have not ended.");
+  metrics->Begin("active_requests", "gauge", "Requests that have not ended.");
   for (const auto& [state, n] : states) metrics->Add(n, "state=\"" + state + "\"");
 }
 
