@@ -114,20 +114,27 @@ void ServeUntilAsked(serve::HttpServer* server, serve::Service* service, kvrun_s
   });
   auto ticked = std::chrono::steady_clock::now();
   bool is_ending = false;
+  kvrun_status status = KVRUN_OK;
+  std::string why;  // kvrun_last_error is of the last call
   while (!has_ended) {
-    int is_idle = 0;
-    Check(kvrun_scheduler_step(scheduler, kWaitMs, &is_idle));
+    if (status == KVRUN_OK) {
+      status = kvrun_scheduler_step(scheduler, kWaitMs, nullptr);
+      if (status != KVRUN_OK) why = kvrun_last_error();
+    } else {
+      std::this_thread::sleep_for(std::chrono::milliseconds(kWaitMs));
+    }
     if (std::chrono::steady_clock::now() - ticked >= std::chrono::seconds(1)) {
       service->Tick();
       ticked = std::chrono::steady_clock::now();
     }
-    if (!is_ending && (Interrupted() || TerminationAsked())) {
+    if (!is_ending && (Interrupted() || TerminationAsked() || status != KVRUN_OK)) {
       is_ending = true;
       service->RefuseMore();
       server->Stop(kPatienceSeconds);
     }
   }
   http.join();
+  if (status != KVRUN_OK) throw Failure(status, why);
 }
 
 int Serve(ServeOptions& options) {
