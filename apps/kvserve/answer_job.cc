@@ -98,11 +98,14 @@ kvrun_generate_options AnswerJob::GenerateOptionsOf(size_t n_prompt_tokens) cons
   take(asked.frequency_penalty, &options.frequency_penalty);
   take(asked.repeat_penalty, &options.repetition_penalty);
   take(asked.seed, &options.seed);
-  if (!asked.seed) options.seed = static_cast<uint64_t>(Clock::now().time_since_epoch().count());
+  if (!asked.seed && !backend_.has_seed)
+    options.seed = static_cast<uint64_t>(Clock::now().time_since_epoch().count());
   options.logit_bias = biases_.data();
   options.n_logit_bias = biases_.size();
-  options.stop = stops_.data();
-  options.n_stop = stops_.size();
+  if (!stops_.empty()) {
+    options.stop = stops_.data();
+    options.n_stop = stops_.size();
+  }
   if (n_prompt_tokens >= backend_.n_ctx) {
     throw ApiError(
         400,
