@@ -139,18 +139,13 @@ PrunedDocuments PruneDocuments(uint64_t most_bytes, const std::string& name) {
 
 }  // namespace
 
-void AddKeepOptions(OptionSet* set, Keeping* keeping) {
+void AddKeepOptions(OptionSet* set, Keeping* keeping, const KeepHelp& help) {
   set->Group(HelpGroup::kKv);
-  set->Checked(
-      "--keep", "BYTES",
-      "keep long documents of -f, encrypted with a key of your own, and read of one that was read "
-      "before only what differs and the question: at most so much in all, the least recently used go "
-      "first (default 20G, where the processor has AES and --kv-dir is not given)",
-      [keeping](const std::string& source, const std::string& value) {
-        keeping->most_bytes = ParseBytes(source, value);
-        keeping->is_asked = keeping->most_bytes > 0;
-      });
-  set->CheckedFlag("--no-keep", "keep no document, and use none that is kept (the same as --keep 0)",
+  set->Checked("--keep", "BYTES", help.keep, [keeping](const std::string& source, const std::string& value) {
+    keeping->most_bytes = ParseBytes(source, value);
+    keeping->is_asked = keeping->most_bytes > 0;
+  });
+  set->CheckedFlag("--no-keep", help.no_keep,
                    [keeping](const std::string&, bool given) { keeping->is_off = given; });
   set->Exclude("--keep", "--no-keep");
 }

@@ -25,7 +25,16 @@ struct Keeping {
 
   bool is_on() const { return !is_off && most_bytes > 0; }
 };
-void AddKeepOptions(OptionSet* set, Keeping* keeping);
+// The help of --keep and --no-keep.
+struct KeepHelp {
+  const char* keep =
+      "keep long documents of -f, encrypted with a key of your own, and read of one that was read before "
+      "only "
+      "what differs and the question: at most so much in all, the least recently used go first (default 20G, "
+      "where the processor has AES and --kv-dir is not given)";
+  const char* no_keep = "keep no document, and use none that is kept (the same as --keep 0)";
+};
+void AddKeepOptions(OptionSet* set, Keeping* keeping, const KeepHelp& help = {});
 
 // What the session is for. All of it outlives the document.
 struct DocumentUse {

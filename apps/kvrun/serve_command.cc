@@ -14,6 +14,7 @@
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
 #include "apps/common/interrupt.h"
+#include "apps/common/report.h"
 #include "apps/common/session_plan.h"
 #include "apps/common/shared_options.h"
 #include "apps/kvrun/chat_sampling.h"
@@ -83,6 +84,24 @@ std::vector<int32_t> EncodeChatOf(const Model& model, const PromptForm& given, c
   }
 }
 
+// What others say to a server is kept under a key, or not at all.
+bool Keeps(const ServeOptions& options) {
+  const bool encrypts =
+      kvrun_session_encryption() == KVRUN_ENCRYPTION_FAST || !options.shared.session_key.empty();
+  return options.keeping.is_on() && encrypts;
+}
+
+void NoteKeeping(const ServeOptions& options) {
+  if (!options.keeping.is_on()) return;
+  PrintMessage(
+      Keeps(options)
+          ? fmt::format("note: what is read and said is kept on flash, encrypted, at most {} of it; "
+                        "kvrun sessions lists it, --no-keep turns it off",
+                        FormatBytes(options.keeping.most_bytes))
+          : std::string("note: nothing is kept, as this processor encrypts slowly: --session-key auto "
+                        "keeps it all the same"));
+}
+
 Scheduler MakeScheduler(const ServeOptions& options, const SessionPlan& plan, const LoadedEngine& loaded,
                         uint32_t n_ctx) {
   const std::vector<kvrun_option> kv_options = plan.kv.values();
@@ -93,12 +112,10 @@ Scheduler MakeScheduler(const ServeOptions& options, const SessionPlan& plan, co
   given.n_ctx = n_ctx;
   given.kv_options = kv_options.data();
   given.n_kv_options = kv_options.size();
-  const bool keeps = options.keeping.is_on();
-  const bool encrypts =
-      kvrun_session_encryption() == KVRUN_ENCRYPTION_FAST || !options.shared.session_key.empty();
+  const bool keeps = Keeps(options);
   given.folder = keeps ? nullptr : "";
   given.keep_bytes = options.keeping.most_bytes;
-  if (keeps && encrypts)
+  if (keeps)
     given.session_key_path = options.shared.session_key.empty() ? "auto" : options.shared.session_key.c_str();
   kvrun_scheduler* scheduler = nullptr;
   Check(kvrun_scheduler_create(loaded.engine.get(), &given, &scheduler));
@@ -114,20 +131,27 @@ void ServeUntilAsked(serve::HttpServer* server, serve::Service* service, kvrun_s
   });
   auto ticked = std::chrono::steady_clock::now();
   bool is_ending = false;
+  kvrun_status status = KVRUN_OK;
+  std::string why;  // kvrun_last_error is of the last call
   while (!has_ended) {
-    int is_idle = 0;
-    Check(kvrun_scheduler_step(scheduler, kWaitMs, &is_idle));
+    if (status == KVRUN_OK) {
+      status = kvrun_scheduler_step(scheduler, kWaitMs, nullptr);
+      if (status != KVRUN_OK) why = kvrun_last_error();
+    } else {
+      std::this_thread::sleep_for(std::chrono::milliseconds(kWaitMs));
+    }
     if (std::chrono::steady_clock::now() - ticked >= std::chrono::seconds(1)) {
       service->Tick();
       ticked = std::chrono::steady_clock::now();
     }
-    if (!is_ending && (Interrupted() || TerminationAsked())) {
+    if (!is_ending && (Interrupted() || TerminationAsked() || status != KVRUN_OK)) {
       is_ending = true;
       service->RefuseMore();
       server->Stop(kPatienceSeconds);
     }
   }
   http.join();
+  if (status != KVRUN_OK) throw Failure(status, why);
 }
 
 int Serve(ServeOptions& options) {
@@ -137,7 +161,12 @@ int Serve(ServeOptions& options) {
   if (!options.api_key_file.empty()) options.http.api_key = ReadApiKey(options.api_key_file);
   const Model model = OpenNamedModel(options.shared);
   const Json model_info = ModelInfo(model);
+  const bool has_seed = options.set->Given("--seed") && !options.generation.has_random_seed;
   ChooseSampling(*options.set, model_info, &options.generation);
+  std::vector<const char*> stops;
+  for (const std::string& stop : options.generation.stop) stops.push_back(stop.c_str());
+  options.generation.values.stop = stops.data();
+  options.generation.values.n_stop = stops.size();
   const uint32_t n_ctx = LargestContext(model, options.shared);
   SessionPlan plan = TakeConfig(model, options.shared, 1, n_ctx);
   if (!options.shared.quiet) NoteChatTemplate(options.form, model_info);
@@ -160,6 +189,7 @@ int Serve(ServeOptions& options) {
       .n_ctx = n_ctx,
       .most_answer = options.generation.values.max_tokens,
       .defaults = options.generation.values,
+      .has_seed = has_seed,
       .encode_chat =
           [&](const Json& messages, const Json& variables) {
             return EncodeChatOf(model, options.form, messages, variables);
@@ -171,6 +201,7 @@ int Serve(ServeOptions& options) {
   if (!options.shared.quiet) {
     PrintMessage(fmt::format("{} is at http://{}:{}/ for people, and at /v1 for programs; Ctrl-C ends it",
                              ModelName(options.shared.model), options.http.host, server->port()));
+    NoteKeeping(options);
   }
   ServeUntilAsked(server.get(), &service, scheduler.get());
   return 0;
@@ -206,7 +237,14 @@ Command AddServeCommand(CLI::App* program) {
   AddEngineOptions(set.get(), &options->shared, "what the model was trained with", KvComparisons::kShown);
   AddSessionKeyOption(set.get(), &options->shared.session_key,
                       "encrypt what is kept with the key in this file, in place of one of your own (auto)");
-  AddKeepOptions(set.get(), &options->keeping);
+  AddKeepOptions(
+      set.get(), &options->keeping,
+      {.keep =
+           "keep what is read and said, encrypted with a key of your own, and read of a prompt that begins "
+           "like it only the rest, also after a restart: at most so much in all, with the documents of "
+           "kvrun run -f, the least recently used go first (default 20G, where the processor has AES or "
+           "--session-key is given)",
+       .no_keep = "keep nothing, and use nothing that is kept (the same as --keep 0)"});
   AddQuietOptions(set.get(), &options->shared);
   options->set = set.get();
   return {set, nullptr, [options] { return Serve(*options); }};

@@ -45,8 +45,9 @@ struct AnswerJob::Lane {
   Choice choice;  // the whole, where it is not streamed
 };
 
-AnswerJob::AnswerJob(const Backend& backend, CompletionRequest request, std::shared_ptr<HttpReply> reply)
-    : backend_(backend), request_(std::move(request)), reply_(std::move(reply)) {
+AnswerJob::AnswerJob(std::shared_ptr<const Backend> backend, CompletionRequest request,
+                     std::shared_ptr<HttpReply> reply)
+    : held_(std::move(backend)), backend_(*held_), request_(std::move(request)), reply_(std::move(reply)) {
   head_ = {.is_chat = request_.is_chat,
            .id = NewReplyId(request_.is_chat),
            .created_s = std::time(nullptr),
@@ -56,6 +57,22 @@ AnswerJob::AnswerJob(const Backend& backend, CompletionRequest request, std::sha
 }
 
 AnswerJob::~AnswerJob() = default;
+
+// The scheduler says so only when it comes to the request: too late for a status of HTTP.
+void AnswerJob::CheckVocabulary() const {
+  const uint32_t n_vocab = kvrun_model_vocab_size(backend_.model->get());
+  const auto check = [&](int32_t id, const char* param) {
+    if (static_cast<uint32_t>(id) < n_vocab) return;
+    throw ApiError(400,
+                   fmt::format("\"{}\" has the token id {}: the model's vocabulary has {} tokens, from 0",
+                               param, id, n_vocab),
+                   param, "invalid_value");
+  };
+  for (const auto& [id, bias] : request_.sampling.logit_bias) check(id, "logit_bias");
+  for (const CompletionRequest::Prompt& prompt : request_.prompts) {
+    for (const int32_t id : prompt.ids) check(id, "prompt");
+  }
+}
 
 std::vector<std::vector<int32_t>> AnswerJob::Encode() const {
   std::vector<std::vector<int32_t>> prompts;
@@ -81,11 +98,14 @@ kvrun_generate_options AnswerJob::GenerateOptionsOf(size_t n_prompt_tokens) cons
   take(asked.frequency_penalty, &options.frequency_penalty);
   take(asked.repeat_penalty, &options.repetition_penalty);
   take(asked.seed, &options.seed);
-  if (!asked.seed) options.seed = static_cast<uint64_t>(Clock::now().time_since_epoch().count());
+  if (!asked.seed && !backend_.has_seed)
+    options.seed = static_cast<uint64_t>(Clock::now().time_since_epoch().count());
   options.logit_bias = biases_.data();
   options.n_logit_bias = biases_.size();
-  options.stop = stops_.data();
-  options.n_stop = stops_.size();
+  if (!stops_.empty()) {
+    options.stop = stops_.data();
+    options.n_stop = stops_.size();
+  }
   if (n_prompt_tokens >= backend_.n_ctx) {
     throw ApiError(
         400,
@@ -102,6 +122,7 @@ kvrun_generate_options AnswerJob::GenerateOptionsOf(size_t n_prompt_tokens) cons
 }
 
 void AnswerJob::Start() {
+  CheckVocabulary();
   const std::vector<std::vector<int32_t>> prompts = Encode();
   if (prompts.size() * request_.n > kMostAnswers) {
     throw ApiError(400,
@@ -289,7 +310,7 @@ void AnswerJob::End(Lane* lane, kvrun_status status, const std::string& message,
   if (has_failed_ || is_gone_) return;
   if (status != KVRUN_OK) {
     const bool is_cancelled = status == KVRUN_CANCELLED;
-    return Fail({is_cancelled ? 503U : 500U, is_cancelled ? "the server is about to end" : message});
+    return Fail(is_cancelled ? ApiError(503, "the server is about to end") : ErrorOf(status, message));
   }
   lane->text.clear();
   lane->thought.clear();

@@ -19,7 +19,8 @@ namespace kvrun::serve {
 // Any thread. It lives as long as a request of the scheduler is its.
 class AnswerJob : public std::enable_shared_from_this<AnswerJob> {
  public:
-  AnswerJob(const Backend& backend, CompletionRequest request, std::shared_ptr<HttpReply> reply);
+  AnswerJob(std::shared_ptr<const Backend> backend, CompletionRequest request,
+            std::shared_ptr<HttpReply> reply);
   ~AnswerJob();
 
   // Hands everything to the scheduler. Throws an ApiError or a Failure where nothing comes of it.
@@ -35,6 +36,7 @@ class AnswerJob : public std::enable_shared_from_this<AnswerJob> {
   void AddLane(uint32_t index, const std::vector<int32_t>& prompt);
   void Echo(Lane* lane, const std::string& prompt);
   std::vector<std::vector<int32_t>> Encode() const;
+  void CheckVocabulary() const;
   kvrun_generate_options GenerateOptionsOf(size_t n_prompt_tokens) const;
 
   // Of the scheduler, whose calls come one at a time.
@@ -57,6 +59,7 @@ class AnswerJob : public std::enable_shared_from_this<AnswerJob> {
   void SendEvent(const Json& json);
   std::string TextOfToken(int32_t id) const;
 
+  const std::shared_ptr<const Backend> held_;  // the scheduler may end it after the service
   const Backend& backend_;
   const CompletionRequest request_;
   const std::shared_ptr<HttpReply> reply_;

@@ -23,6 +23,7 @@ struct Backend {
   uint32_t n_ctx = 0;                    // tokens of the longest prompt with its answer
   uint32_t most_answer = 0;              // tokens of an answer, where a request says nothing
   kvrun_generate_options defaults = {};  // of sampling, where a request says nothing
+  bool has_seed = false;                 // in defaults; else each request has one of its own
   // As the model's chat form writes them. `variables`: of the template, besides the command line's. They
   // throw a Failure.
   std::function<std::vector<int32_t>(const Json& messages, const Json& variables)> encode_chat;

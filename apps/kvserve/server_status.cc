@@ -66,6 +66,10 @@ Json StatusJson(const Backend& backend) {
   std::stable_sort(parts.begin(), parts.end(),
                    [](const Json& a, const Json& b) { return NumberIn(a, "bytes") > NumberIn(b, "bytes"); });
   Json requests = report.value("requests", Json::array());
+  Json sessions = report.value("stored", Json::array());
+  std::stable_sort(sessions.begin(), sessions.end(), [](const Json& a, const Json& b) {
+    return NumberIn(a, "tokens") > NumberIn(b, "tokens");
+  });
   for (Json& request : requests) request["id"] = fmt::format("{:.0f}", NumberIn(request, "id"));
   return {{"model", backend.model_name},
           {"budget_bytes", SumOf(kv, "budget_bytes")},
@@ -79,7 +83,7 @@ Json StatusJson(const Backend& backend) {
           {"decode_tps", DecodeRate(report)},
           {"requests", requests},
           {"n_queued", report.value("queued", Json())},
-          {"sessions", report.value("stored", Json::array())}};
+          {"sessions", sessions}};
 }
 
 namespace {
@@ -114,7 +118,7 @@ void AddRequests(const Json& report, Metrics* metrics) {
   std::map<std::string, double> states = {{"queued", 0.0}, {"reading", 0.0}, {"answering", 0.0}};
   for (const Json& request : report.value("requests", Json::array()))
     ++states[cli::TextOf(request.value("state", Json("")))];
-  metrics->Begin("requests", "gauge", "Requests that have not ended.");
+  metrics->Begin("active_requests", "gauge", "Requests that have not ended.");
   for (const auto& [state, n] : states) metrics->Add(n, "state=\"" + state + "\"");
 }
 

@@ -11,7 +11,7 @@ namespace kvrun::serve {
 // "bytes"}], "process_bytes", "hit_rate", "stall_ms_per_token", "read_mbps" (null: nothing is decoded from
 // flash), "read_bytes", "written_bytes" (since the start), "decode_tps", "requests" [{"id", "state",
 // "prompt_tokens", "read_tokens", "cached_tokens", "answer_tokens"}], "n_queued", "sessions" [{"name",
-// "tokens", "bytes"}]}.
+// "tokens", "bytes"}] (the longest first)}.
 Json StatusJson(const Backend& backend);
 
 // In the text form of Prometheus.

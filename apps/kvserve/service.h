@@ -31,11 +31,15 @@ class Service {
   void Answer(const HttpRequest& request, const std::shared_ptr<HttpReply>& reply);
   void Complete(CompletionRequest request, const std::shared_ptr<HttpReply>& reply);
 
-  const Backend backend_;
+  const std::shared_ptr<const Backend> held_;
+  const Backend& backend_;
   std::atomic<bool> refuses_ = false;
   std::mutex mutex_;  // of jobs_
   std::vector<std::weak_ptr<AnswerJob>> jobs_;
 };
+
+// What the library says of a request.
+ApiError ErrorOf(kvrun_status status, const std::string& message);
 
 // An error as the answer; 503 says when to try again.
 void SendError(HttpReply& reply, const ApiError& error);

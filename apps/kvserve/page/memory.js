@@ -132,8 +132,9 @@ export class MemoryPicture {
   showBudget({parts = [], budget_bytes, process_bytes}) {
     const used = parts.reduce((sum, part) => sum + part.bytes, 0);
     const whole = Math.max(used, budget_bytes ?? 0, 1);
-    const of =
-        (budget_bytes ?? null) === null ? ' in use, without a limit' : ` of ${bytes(budget_bytes)} in use`;
+    // Between requests nothing is open, and so nothing has a budget.
+    const unlimited = used > 0 ? ' in use, without a limit' : ' in use';
+    const of = (budget_bytes ?? null) === null ? unlimited : ` of ${bytes(budget_bytes)} in use`;
     this.total.replaceChildren(element('strong', {}, bytes(used)), of);
     this.bar.setAttribute(
         'aria-label',
