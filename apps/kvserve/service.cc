@@ -18,17 +18,6 @@ constexpr const char* kJson = "application/json";
 
 void SendJson(HttpReply& reply, const Json& json) { reply.Send(200, kJson, cli::DumpJson(json)); }
 
-// What the library refuses is the request's fault, or the server's.
-ApiError ErrorOf(const cli::Failure& failure) {
-  switch (failure.status()) {
-    case KVRUN_INVALID_ARGUMENT:
-    case KVRUN_UNSUPPORTED: return {400, failure.what(), "", "invalid_value"};
-    case KVRUN_CONTEXT_FULL: return {400, failure.what(), "messages", "context_length_exceeded"};
-    case KVRUN_OUT_OF_MEMORY: return {503, failure.what()};
-    default: return {500, failure.what()};
-  }
-}
-
 // {path, method} of what there is, but for the page and for models by their name.
 struct Route {
   std::string_view path;
@@ -60,6 +49,16 @@ void CheckMethod(const HttpRequest& request) {
 
 }  // namespace
 
+ApiError ErrorOf(kvrun_status status, const std::string& message) {
+  switch (status) {
+    case KVRUN_INVALID_ARGUMENT:
+    case KVRUN_UNSUPPORTED: return {400, message, "", "invalid_value"};
+    case KVRUN_CONTEXT_FULL: return {400, message, "messages", "context_length_exceeded"};
+    case KVRUN_OUT_OF_MEMORY: return {503, message};
+    default: return {500, message};
+  }
+}
+
 void SendError(HttpReply& reply, const ApiError& error) {
   HttpFields fields;
   if (error.status == 503) fields.emplace_back("Retry-After", "5");
@@ -76,7 +75,7 @@ void Service::Handle(const HttpRequest& request, const std::shared_ptr<HttpReply
   } catch (const ApiError& error) {
     SendError(*reply, error);
   } catch (const cli::Failure& failure) {
-    SendError(*reply, ErrorOf(failure));
+    SendError(*reply, ErrorOf(failure.status(), failure.what()));
   }
 }
 
