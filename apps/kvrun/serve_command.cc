@@ -49,6 +49,24 @@ struct SchedulerDestroyer {
 };
 using Scheduler = std::unique_ptr<kvrun_scheduler, SchedulerDestroyer>;
 
+// The server's handlers use the service and the scheduler, whose requests use the service: whatever happens,
+// they end in this order.
+class EndInOrder {
+ public:
+  EndInOrder(std::unique_ptr<serve::HttpServer>* server, Scheduler* scheduler)
+      : server_(server), scheduler_(scheduler) {}
+  EndInOrder(const EndInOrder&) = delete;
+  EndInOrder& operator=(const EndInOrder&) = delete;
+  ~EndInOrder() {
+    server_->reset();
+    scheduler_->reset();
+  }
+
+ private:
+  std::unique_ptr<serve::HttpServer>* server_;
+  Scheduler* scheduler_;
+};
+
 // A file of one line.
 std::string ReadApiKey(const std::string& path) {
   std::string key = ReadText(path, LimitOfSmallFile("a key"));
@@ -173,14 +191,14 @@ int Serve(ServeOptions& options) {
   Progress progress(ProgressModeOf(options.shared));
   serve::Service* answers = nullptr;
   // The address is taken before the weights are loaded: that it cannot be had is said at once.
-  const std::unique_ptr<serve::HttpServer> server = serve::HttpServer::Create(
+  std::unique_ptr<serve::HttpServer> server = serve::HttpServer::Create(
       options.http,
       [&answers](const serve::HttpRequest& request, const std::shared_ptr<serve::HttpReply>& reply) {
         answers->Handle(request, reply);
       });
   const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
   CheckConfig(loaded, options.shared, &plan);
-  const Scheduler scheduler = MakeScheduler(options, plan, loaded, n_ctx);
+  Scheduler scheduler = MakeScheduler(options, plan, loaded, n_ctx);
   serve::Backend backend{
       .model = &model,
       .scheduler = scheduler.get(),
@@ -198,6 +216,7 @@ int Serve(ServeOptions& options) {
           [&](const std::string& text) { return EncodePlain(model, options.form, text, "the prompt"); }};
   serve::Service service(std::move(backend));
   answers = &service;
+  const EndInOrder end_in_order(&server, &scheduler);
   if (!options.shared.quiet) {
     PrintMessage(fmt::format("{} is at http://{}:{}/ for people, and at /v1 for programs; Ctrl-C ends it",
                              ModelName(options.shared.model), options.http.host, server->port()));

@@ -18,6 +18,18 @@ constexpr size_t kMostAnswers = 16;  // of a request, prompts times n
 constexpr auto kSilence = 15s;       // before a client is told that it goes on
 constexpr auto kProgressEvery = 250ms;
 
+// The library knows no exceptions. What fails here (no memory) leaves the reply unanswered, which ends as an
+// error of the server's. False: it has failed.
+template <typename Work>
+bool Succeeds(const Work& work) noexcept {
+  try {
+    work();
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
 const char* FinishReason(kvrun_finish finish) {
   return finish == KVRUN_FINISH_LENGTH || finish == KVRUN_FINISH_CONTEXT_FULL ? "length" : "stop";
 }
@@ -130,6 +142,9 @@ void AnswerJob::Start() {
                                prompts.size() * request_.n, kMostAnswers),
                    "n", "invalid_value");
   }
+  // A body of any size must not stay as long as the request waits.
+  request_.messages = request_.template_variables = Json();
+  request_.prompts.clear();
   try {
     // The scheduler's calls wait until the reply has begun.
     const std::lock_guard lock(mutex_);
@@ -207,7 +222,7 @@ void AnswerJob::Tick() {
 
 void AnswerJob::OnProgress(void* user, uint64_t done, uint64_t total, uint64_t cached) {
   auto* lane = static_cast<Lane*>(user);
-  lane->job->Progress(lane, done, total, cached);
+  (void)Succeeds([&] { lane->job->Progress(lane, done, total, cached); });
 }
 
 void AnswerJob::Progress(Lane* /*lane*/, uint64_t done, uint64_t total, uint64_t cached) {
@@ -231,30 +246,36 @@ void AnswerJob::OnLogprobs(void* user, uint32_t /*sequence*/, kvrun_token_logpro
                            const kvrun_token_logprob* likeliest, size_t n_likeliest) {
   auto* lane = static_cast<Lane*>(user);
   const AnswerJob& job = *lane->job;
-  StepLogprobs step;
-  step.taken = {job.TextOfToken(taken.token), taken.logprob};
-  const size_t n_wanted = std::min<size_t>(n_likeliest, job.request_.n_logprobs.value_or(0));
-  for (size_t i = 0; i < n_wanted; ++i)
-    step.likeliest.push_back({job.TextOfToken(likeliest[i].token), likeliest[i].logprob});
-  lane->pending.push_back(std::move(step));
+  (void)Succeeds([&] {
+    StepLogprobs step;
+    step.taken = {job.TextOfToken(taken.token), taken.logprob};
+    const size_t n_wanted = std::min<size_t>(n_likeliest, job.request_.n_logprobs.value_or(0));
+    for (size_t i = 0; i < n_wanted; ++i)
+      step.likeliest.push_back({job.TextOfToken(likeliest[i].token), likeliest[i].logprob});
+    lane->pending.push_back(std::move(step));
+  });
 }
 
 int AnswerJob::OnToken(void* user, uint32_t /*sequence*/, int32_t token, const char* text,
                        size_t text_bytes) {
   auto* lane = static_cast<Lane*>(user);
-  AnswerJob& job = *lane->job;
-  const std::lock_guard lock(job.mutex_);
-  if (job.is_gone_ || job.has_failed_) return 1;
+  bool goes_on = false;
+  const bool succeeds = Succeeds([&] { goes_on = lane->job->TakeToken(lane, token, {text, text_bytes}); });
+  return succeeds && goes_on ? 0 : 1;
+}
+
+bool AnswerJob::TakeToken(Lane* lane, int32_t token, std::string_view text) {
+  const std::lock_guard lock(mutex_);
+  if (is_gone_ || has_failed_) return false;
   lane->text.clear();
   lane->thought.clear();
-  if (lane->reasoning == nullptr) {
-    lane->text.assign(text, text_bytes);
-  } else if (kvrun_reasoning_next(lane->reasoning.get(), token, text, text_bytes, OnPart, lane) != KVRUN_OK) {
-    lane->text.assign(text, text_bytes);
-  }
+  const bool is_split =
+      lane->reasoning != nullptr &&
+      kvrun_reasoning_next(lane->reasoning.get(), token, text.data(), text.size(), OnPart, lane) == KVRUN_OK;
+  if (!is_split) lane->text.assign(text);
   if (!lane->thought.empty()) ++lane->n_thought;
-  job.Flush(lane, "");
-  return 0;
+  Flush(lane, "");
+  return true;
 }
 
 void AnswerJob::OnPart(void* user, int is_reasoning, const char* text, size_t text_bytes) {
@@ -299,7 +320,9 @@ void AnswerJob::OnEnd(void* user, kvrun_status status, const char* message,
                       const kvrun_generate_result* result, const char* stats_json) {
   auto* lane = static_cast<Lane*>(user);
   const std::shared_ptr<AnswerJob> job = std::move(lane->job);  // it may be the last that holds it
-  job->End(lane, status, message == nullptr ? "" : message, *result, cli::ParseJson(stats_json));
+  (void)Succeeds([&] {
+    job->End(lane, status, message == nullptr ? "" : message, *result, cli::ParseJson(stats_json));
+  });
 }
 
 void AnswerJob::End(Lane* lane, kvrun_status status, const std::string& message,
@@ -308,10 +331,9 @@ void AnswerJob::End(Lane* lane, kvrun_status status, const std::string& message,
   lane->has_ended = true;
   ++n_ended_;
   if (has_failed_ || is_gone_) return;
-  if (status != KVRUN_OK) {
-    const bool is_cancelled = status == KVRUN_CANCELLED;
-    return Fail(is_cancelled ? ApiError(503, "the server is about to end") : ErrorOf(status, message));
-  }
+  if (status == KVRUN_CANCELLED) return Fail({503, "the server is about to end"});
+  if (status != KVRUN_OK) return Fail(ErrorOf(status, message));
+  if (result.finish == KVRUN_FINISH_CANCELLED) return Fail({500, "the answer could not be passed on"});
   lane->text.clear();
   lane->thought.clear();
   if (lane->reasoning != nullptr) (void)kvrun_reasoning_end(lane->reasoning.get(), OnPart, lane);

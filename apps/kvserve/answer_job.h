@@ -49,7 +49,8 @@ class AnswerJob : public std::enable_shared_from_this<AnswerJob> {
                     const char* stats_json);
 
   void Progress(Lane* lane, uint64_t done, uint64_t total, uint64_t cached);
-  void Part(Lane* lane, bool is_reasoning, std::string_view text);
+  // False: nobody wants more.
+  bool TakeToken(Lane* lane, int32_t token, std::string_view text);
   void Flush(Lane* lane, std::string_view finish_reason);
   void End(Lane* lane, kvrun_status status, const std::string& message, const kvrun_generate_result& result,
            const Json& stats);
@@ -61,7 +62,7 @@ class AnswerJob : public std::enable_shared_from_this<AnswerJob> {
 
   const std::shared_ptr<const Backend> held_;  // the scheduler may end it after the service
   const Backend& backend_;
-  const CompletionRequest request_;
+  CompletionRequest request_;  // without what it was made of, once that is tokens
   const std::shared_ptr<HttpReply> reply_;
   ReplyHead head_;
   std::vector<kvrun_logit_bias> biases_;

@@ -49,7 +49,6 @@ void CheckMethod(const HttpRequest& request) {
 
 }  // namespace
 
-// What the library refuses is the request's fault, or the server's.
 ApiError ErrorOf(kvrun_status status, const std::string& message) {
   switch (status) {
     case KVRUN_INVALID_ARGUMENT:

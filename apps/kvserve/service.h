@@ -38,9 +38,8 @@ class Service {
   std::vector<std::weak_ptr<AnswerJob>> jobs_;
 };
 
-// What the library says of a request.
+// What the library refuses is the request's fault, or the server's.
 ApiError ErrorOf(kvrun_status status, const std::string& message);
-
 // An error as the answer; 503 says when to try again.
 void SendError(HttpReply& reply, const ApiError& error);
 

@@ -163,7 +163,11 @@ kvrun_status kvrun_scheduler_create(kvrun_engine* engine, const kvrun_scheduler_
   });
 }
 
-void kvrun_scheduler_destroy(kvrun_scheduler* scheduler) { delete scheduler; }
+void kvrun_scheduler_destroy(kvrun_scheduler* scheduler) {
+  if (scheduler == nullptr) return;
+  scheduler->scheduler->EndAll();  // events may cancel others: the handle is still whole
+  delete scheduler;
+}
 
 kvrun_status kvrun_scheduler_add(kvrun_scheduler* scheduler, const int32_t* ids, size_t count,
                                  const kvrun_generate_options* generate, const kvrun_request_events* events,
@@ -174,6 +178,10 @@ kvrun_status kvrun_scheduler_add(kvrun_scheduler* scheduler, const int32_t* ids,
     KVRUN_RETURN_IF_ERROR(CheckNotNull(events, "events"));
     kvrun::capi::GenerateCall call;
     KVRUN_RETURN_IF_ERROR(call.Add(generate));
+    const kvrun::Model& model = scheduler->engine->model();
+    KVRUN_RETURN_IF_ERROR(kvrun::CheckTokenIds({ids, count}, model.config.n_vocab));
+    KVRUN_RETURN_IF_ERROR(
+        kvrun::CheckGenerateOptions(call.options[0], model.config.n_vocab, model.tokenizer != nullptr));
     kvrun_request_events read = {};
     read.struct_size = sizeof(read);
     KVRUN_RETURN_IF_ERROR(kvrun::capi::ReadOptions(events, "kvrun_request_events", &read));

@@ -23,17 +23,19 @@ bool RequestLane::Progress(uint64_t done, const RestFn& rest) {
   return rest() || is_cancelled_;
 }
 
+// Another process has what is there, or it does not go with the options: then a new one is made. Where that
+// cannot be had either, what is there was not to blame.
 Status RequestLane::Open(SessionOptions options, const MakeSession& make, const std::string& new_path) {
-  const auto try_place = [&] {
-    options.path = place_.path;
-    options.read_only = place_.is_read_only;
+  const auto try_place = [&](const StoredPrompts::Place& place) {
+    options.path = place.path;
+    options.read_only = place.is_read_only;
     return make(options);
   };
-  Result<std::unique_ptr<Session>> session = try_place();
+  Result<std::unique_ptr<Session>> session = try_place(place_);
   if (!session.ok() && !place_.is_new) {
-    // Another process has it, or it does not go with the options.
-    given_up_ = std::exchange(place_, {.path = new_path});
-    session = try_place();
+    const StoredPrompts::Place anew = {.path = new_path};
+    session = try_place(anew);
+    if (session.ok()) given_up_ = std::exchange(place_, anew);
   }
   KVRUN_RETURN_IF_ERROR(session.status());
   session_ = std::move(session).value();

@@ -59,6 +59,14 @@ class RequestLane {
     session_.reset();
   }
 
+  // How many that came later went first, as its place was in use.
+  uint32_t n_overtaken() const { return n_overtaken_; }
+  void NoteOvertaken() { ++n_overtaken_; }
+
+  // Which of StoredPrompts::n_changes() had no place for it.
+  std::optional<uint64_t> waits_since() const { return waits_since_; }
+  void NoteWaits(uint64_t n_changes) { waits_since_ = n_changes; }
+
   // For reports.
   uint64_t n_read() const { return n_read_; }
   uint64_t n_cached() const { return n_cached_; }
@@ -81,6 +89,8 @@ class RequestLane {
   uint64_t n_read_ = 0;                 // tokens of the prompt that are there
   uint64_t n_cached_ = 0;
   uint64_t n_answered_ = 0;
+  uint32_t n_overtaken_ = 0;
+  std::optional<uint64_t> waits_since_;
 };
 
 }  // namespace kvrun

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 namespace kvrun {
@@ -13,6 +14,8 @@ using namespace std::chrono_literals;
 // For each second that a prompt is read, answers get so much: beside it they are a little slower than alone.
 constexpr double kAnswersToReading = 1.0;
 constexpr auto kReportEvery = 200ms;
+// So many may go before one whose place is in use; then the others wait, too, until it is free.
+constexpr uint32_t kMostOvertaken = 16;
 // Short contexts have smaller windows, and what is kept may become a longer text: as kvrun run has it.
 constexpr uint32_t kLeastContext = 1024;
 constexpr uint32_t kOpenEndedRoom = 1024;
@@ -35,7 +38,9 @@ Result<std::unique_ptr<Scheduler>> Scheduler::Create(SchedulerOptions options,
   return scheduler;
 }
 
-Scheduler::~Scheduler() {
+Scheduler::~Scheduler() { EndAll(); }
+
+void Scheduler::EndAll() {
   {
     const std::lock_guard lock(mutex_);
     for (const auto& lane : queue_) lane->Cancel();
@@ -113,6 +118,18 @@ void Scheduler::DropCancelled() {
   for (auto& lane : dropped) Finish(std::move(lane), RequestCancelled());
 }
 
+// What is too short to be gone on with is not worth its bytes on flash. One that waits does so until there is
+// another of the places.
+std::optional<StoredPrompts::Place> Scheduler::PlaceOf(RequestLane* lane) {
+  const uint32_t n_most = lane->generate().max_tokens;
+  const bool may_be_of_use = n_most == 0 || lane->ids().size() + n_most >= StoredPrompts::kLeastCommon;
+  if (!may_be_of_use) return StoredPrompts::Place{};
+  if (lane->waits_since() == stored_->n_changes()) return std::nullopt;
+  std::optional<StoredPrompts::Place> place = stored_->Take(lane->ids());
+  if (!place) lane->NoteWaits(stored_->n_changes());
+  return place;
+}
+
 // One prompt is read at a time. The first in the queue whose place is free goes first.
 void Scheduler::Admit() {
   if (reading_ != nullptr || answering_.size() >= options_.n_parallel) return;
@@ -121,8 +138,10 @@ void Scheduler::Admit() {
   {
     const std::lock_guard lock(mutex_);
     for (auto i = queue_.begin(); i != queue_.end(); ++i) {
-      place = stored_->Take((*i)->ids());
+      place = PlaceOf(i->get());
+      if (!place && (*i)->n_overtaken() >= kMostOvertaken) break;
       if (!place) continue;
+      for (auto earlier = queue_.begin(); earlier != i; ++earlier) (*earlier)->NoteOvertaken();
       lane = std::move(*i);
       queue_.erase(i);
       running_.push_back(lane.get());
@@ -147,8 +166,12 @@ void Scheduler::BeginReading(std::unique_ptr<RequestLane> lane, StoredPrompts::P
   reading_ = std::move(lane);
   reported_ = {};  // what is reported is another
   turns_.Give([this, place = std::move(place), new_path = stored_->NewPath()] {
-    read_status_ =
-        reading_->Read(OptionsOf(*reading_), place, make_, new_path, [this] { return turns_.Rest(); });
+    try {
+      read_status_ =
+          reading_->Read(OptionsOf(*reading_), place, make_, new_path, [this] { return turns_.Rest(); });
+    } catch (const std::exception& failure) {  // nobody would catch it on that thread
+      read_status_ = Status(StatusCode::kOutOfMemory, failure.what());
+    }
   });
 }
 
@@ -197,7 +220,7 @@ void Scheduler::Finish(std::unique_ptr<RequestLane> lane, const Status& status) 
   const std::vector<TokenId> kept = lane->KeptTokens();
   lane->CloseSession();
   reported_ = {};
-  if (lane->given_up()) stored_->PutBack(*lane->given_up(), {});
+  if (lane->given_up()) stored_->GiveUp(*lane->given_up());
   stored_->PutBack(lane->place(), kept);
   const std::lock_guard lock(mutex_);
   std::erase(running_, lane.get());
@@ -236,13 +259,16 @@ void Scheduler::UpdateReport() {
   };
   for (const auto& lane : answering_) note(*lane, RequestState::kAnswering);
   if (reading_ != nullptr) note(*reading_, RequestState::kReading);
+  std::optional<std::vector<StoredPrompts::Stored>> stored;
+  if (reported_changes_ != stored_->n_changes()) stored = stored_->all();
+  reported_changes_ = stored_->n_changes();
   const std::lock_guard lock(mutex_);
   for (const auto& lane : queue_) requests.push_back(report_of(*lane, RequestState::kQueued));
   report_.requests = std::move(requests);
   report_.kv = std::move(kv);
   report_.read_bytes = read_bytes;
   report_.written_bytes = written_bytes;
-  report_.stored = stored_->all();
+  if (stored) report_.stored = *std::move(stored);
   reported_ = Clock::now();
 }
 

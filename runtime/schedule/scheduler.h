@@ -71,7 +71,6 @@ class Scheduler {
  public:
   // `make` makes sessions, and outlives this.
   static Result<std::unique_ptr<Scheduler>> Create(SchedulerOptions options, RequestLane::MakeSession make);
-  // Requests that have not ended are cancelled, and saved as far as they are read.
   ~Scheduler();
 
   // --- Any thread.
@@ -85,6 +84,9 @@ class Scheduler {
   // --- One thread at a time.
   // A token of each request that is being answered, and some of a prompt. False: there is nothing to do.
   bool StepOnce();
+  // Requests that have not ended are cancelled, and saved as far as they are read. The destructor does it,
+  // too; what its events call may need this to be there.
+  void EndAll();
   // Until there is something to do, or for so long.
   void Wait(std::chrono::milliseconds at_most);
 
@@ -95,6 +97,7 @@ class Scheduler {
       : options_(std::move(options)), make_(std::move(make)), stored_(std::move(stored)) {}
 
   void Admit();
+  std::optional<StoredPrompts::Place> PlaceOf(RequestLane* lane);
   void DropCancelled();
   void BeginReading(std::unique_ptr<RequestLane> lane, StoredPrompts::Place place);
   void ReadSome();
@@ -121,7 +124,8 @@ class Scheduler {
   std::vector<std::unique_ptr<RequestLane>> answering_;
   Clock::duration owed_to_answers_{};  // before reading goes on
   Clock::time_point reported_;
-  uint64_t read_bytes_ = 0;  // of requests that have ended
+  std::optional<uint64_t> reported_changes_;  // of stored_
+  uint64_t read_bytes_ = 0;                   // of requests that have ended
   uint64_t written_bytes_ = 0;
   Turns turns_;  // last: its work uses all of the above
 };

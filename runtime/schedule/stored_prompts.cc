@@ -35,8 +35,13 @@ Result<std::unique_ptr<StoredPrompts>> StoredPrompts::Open(StoredPromptsOptions 
                            session.is_encrypted == (given.key != nullptr);
     if (!is_usable) continue;
     Result<std::vector<TokenId>> tokens = ReadSessionTokens(session.path, given.key.get());
-    if (!tokens.ok() || tokens->empty()) continue;
+    if (!tokens.ok()) continue;
     const bool is_own = session.name.starts_with(kOwnPrefix);
+    if (tokens->empty()) {
+      // A process was killed before it had read anything. Not where one still does.
+      if (is_own) (void)RemoveSession(session.path);
+      continue;
+    }
     prompts->entries_[session.path] = {.tokens = std::move(tokens).value(),
                                        .size_bytes = session.size_bytes,
                                        .used_s = session.used_s,
@@ -78,6 +83,7 @@ std::optional<StoredPrompts::Place> StoredPrompts::Take(std::span<const TokenId>
     }
   }
   if (n_in_use >= place.n_common + kWorthWaiting) return std::nullopt;
+  ++n_changes_;
   Entry& entry = entries_[place.path];
   if (place.is_new) entry.is_own = entry.counts = true;
   // What it is to hold: another prompt that begins so may wait for it.
@@ -90,18 +96,41 @@ std::optional<StoredPrompts::Place> StoredPrompts::Take(std::span<const TokenId>
 
 void StoredPrompts::PutBack(const Place& place, std::span<const TokenId> tokens) {
   if (place.path.empty()) return;
+  ++n_changes_;
   Entry& entry = entries_[place.path];
   if (entry.n_users > 0) --entry.n_users;
-  if (place.is_read_only && !tokens.empty()) return;
-  if (tokens.empty()) {
-    if (entry.n_users == 0) entries_.erase(place.path);
-    return;
-  }
+  if (place.is_read_only) return;
   entry.is_own = entry.counts = true;
   entry.tokens.assign(tokens.begin(), tokens.end());
   entry.used_s = std::time(nullptr);
-  entry.size_bytes = SessionSizeBytes(place.path);
+  if (tokens.empty()) {
+    ReadAgain(place.path);
+  } else {
+    entry.size_bytes = SessionSizeBytes(place.path);
+  }
   Prune();
+}
+
+// A session that was made and has no tokens would be there for good.
+void StoredPrompts::ReadAgain(const std::string& path) {
+  Result<std::vector<TokenId>> tokens = ReadSessionTokens(path, options_.key.get());
+  const bool is_of_no_use = tokens.ok() ? tokens->empty() : tokens.status().code() == StatusCode::kCorrupt;
+  const bool is_gone = tokens.status().code() == StatusCode::kNotFound;
+  if (is_gone || (is_of_no_use && RemoveSession(path).ok())) {
+    entries_.erase(path);
+    return;
+  }
+  Entry& entry = entries_[path];
+  entry.size_bytes = SessionSizeBytes(path);
+  if (tokens.ok()) entry.tokens = std::move(tokens).value();
+}
+
+void StoredPrompts::GiveUp(const Place& place) {
+  const auto found = entries_.find(place.path);
+  if (found == entries_.end()) return;
+  ++n_changes_;
+  if (found->second.n_users > 0) --found->second.n_users;
+  found->second.tokens.clear();
 }
 
 // The least recently used go first.
@@ -119,7 +148,9 @@ void StoredPrompts::Prune() {
   });
   for (const auto& entry : counted) {
     if (bytes <= options_.keep_bytes) return;
-    if (entry->second.n_users > 0 || !RemoveSession(entry->first).ok()) continue;
+    if (entry->second.n_users > 0) continue;
+    const Status removed = RemoveSession(entry->first);
+    if (!removed.ok() && removed.code() != StatusCode::kNotFound) continue;
     bytes -= entry->second.size_bytes;
     entries_.erase(entry);
   }

@@ -46,8 +46,12 @@ class StoredPrompts {
   };
   // It is in use until PutBack. Nothing: the best one is in use, and worth waiting for.
   std::optional<Place> Take(std::span<const TokenId> ids);
-  // `tokens`: that it holds now; none: it is not there, or cannot be used. Makes room for it.
+  // `tokens`: that it holds now; none: nothing was saved there, so it holds what it did before, and one of no
+  // tokens goes. Makes room for it.
   void PutBack(const Place& place, std::span<const TokenId> tokens);
+  // In place of PutBack: it cannot be gone on with (another process has it, it is damaged, it was made with
+  // other options), and is not tried again. It counts, and goes when it was not used for longest.
+  void GiveUp(const Place& place);
 
   struct Stored {
     std::string name;
@@ -55,6 +59,8 @@ class StoredPrompts {
     uint64_t size_bytes = 0;
   };
   std::vector<Stored> all() const;
+  // Grows where all() changes: there may be thousands.
+  uint64_t n_changes() const { return n_changes_; }
   // Of a session that is not there; empty where nothing is kept.
   std::string NewPath() const;
 
@@ -74,11 +80,13 @@ class StoredPrompts {
   enum class Use : uint8_t { kNone, kWrite, kRead, kWait };
 
   Use UseOf(const Entry& entry, uint32_t n_common) const;
+  void ReadAgain(const std::string& path);
   void Prune();
 
   const StoredPromptsOptions options_;
   std::map<std::string, Entry> entries_;  // by path
   uint64_t n_uses_ = 0;
+  uint64_t n_changes_ = 0;
 };
 
 }  // namespace kvrun

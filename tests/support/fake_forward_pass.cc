@@ -1,9 +1,12 @@
 #include "tests/support/fake_forward_pass.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <set>
 #include <utility>
+
+#include "runtime/store/state_visitor.h"
 
 namespace kvrun::testing {
 namespace {
@@ -35,6 +38,14 @@ std::vector<float> FakeForwardPass::LogitsAfter(std::span<const TokenId> tokens,
   std::vector<float> logits(n_vocab);
   WriteRow(hash, logits);
   return logits;
+}
+
+Status FakeForwardPass::VisitState(StateVisitor& visitor, std::span<const uint32_t> lengths) {
+  if (!options_.keeps || lengths.size() != 1) return {StatusCode::kUnsupported, "the fake keeps nothing"};
+  std::vector<uint64_t> kept(kv_.begin(), kv_.begin() + lengths[0]);
+  KVRUN_RETURN_IF_ERROR(visitor.Vector({StatePart::kResidentKv, 0}, &kept, options_.n_ctx));
+  if (visitor.is_loading()) std::copy(kept.begin(), kept.end(), kv_.begin());
+  return Status::Ok();
 }
 
 // What the interface's contract forbids.

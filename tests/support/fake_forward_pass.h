@@ -35,13 +35,11 @@ struct FakePassOptions {
   std::function<TokenId(uint32_t sequence, uint32_t position)> script = {};
   uint32_t progress_rows = 0;  // Run asks the progress callback before every so many rows; 0: never
   std::optional<KvReport> kv_report = std::nullopt;
+  bool keeps = false;  // can be saved; of one sequence
 };
 
 class FakeForwardPass : public ForwardPass {
  public:
-  Status VisitState(StateVisitor& /*visitor*/, std::span<const uint32_t> /*lengths*/) override {
-    return {StatusCode::kUnsupported, "the fake keeps nothing"};
-  }
   explicit FakeForwardPass(FakePassOptions options);
 
   uint32_t max_rows() const override { return options_.max_rows; }
@@ -49,6 +47,7 @@ class FakeForwardPass : public ForwardPass {
   uint32_t n_vocab() const override { return options_.n_vocab; }
   Status Run(const ForwardStep& step, std::span<const uint32_t> outputs, std::span<float> logits) override;
   Status MoreLogits(std::span<const uint32_t> outputs, std::span<float> logits) override;
+  Status VisitState(StateVisitor& visitor, std::span<const uint32_t> lengths) override;
   void SetProgress(StepProgress progress) override { progress_ = std::move(progress); }
   std::optional<KvReport> kv_report() const override { return options_.kv_report; }
   // Keeps the plan.

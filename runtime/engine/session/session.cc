@@ -14,6 +14,41 @@
 
 namespace kvrun {
 
+Status CheckTokenIds(std::span<const TokenId> ids, uint32_t n_vocab) {
+  for (size_t i = 0; i < ids.size(); ++i) {
+    if (ids[i] >= 0 && static_cast<uint32_t>(ids[i]) < n_vocab) continue;
+    return Status(
+        StatusCode::kInvalidArgument,
+        fmt::format("token id {} (number {} of {}) is not in the vocabulary of {} tokens: were the ids "
+                    "made with another model?",
+                    ids[i], i + 1, ids.size(), n_vocab));
+  }
+  return Status::Ok();
+}
+
+Status CheckGenerateOptions(const GenerateOptions& options, uint32_t n_vocab, bool has_words) {
+  for (const std::string& stop : options.stops) {
+    if (stop.empty() || !IsValidUtf8(stop)) {
+      return Status(StatusCode::kInvalidArgument, "a stop string is empty or not valid UTF-8");
+    }
+  }
+  if (!options.stops.empty() && !has_words) {
+    return Status(StatusCode::kUnsupported, "stop strings need a vocabulary, which the model's file lacks");
+  }
+  if (options.n_logprobs > kMaxLogprobs) {
+    return {StatusCode::kInvalidArgument,
+            fmt::format("the {} likeliest tokens of each step were asked for; there can be 0 to {}",
+                        options.n_logprobs, kMaxLogprobs)};
+  }
+  for (const LogitBias& one : options.sampler.logit_bias) {
+    if (one.id >= 0 && static_cast<uint32_t>(one.id) < n_vocab) continue;
+    return {StatusCode::kInvalidArgument,
+            fmt::format("logit_bias names the token {}, which is not in the vocabulary of {} tokens", one.id,
+                        n_vocab)};
+  }
+  return CheckSamplerOptions(options.sampler);
+}
+
 // Positions [begin, end) of a sequence, computed in one step.
 struct Session::Chunk {
   uint32_t sequence;
@@ -205,15 +240,7 @@ Status Session::CheckFeed(uint32_t sequence, std::span<const TokenId> ids) const
             "text or ask for a larger context (--ctx {})",
             Counted(ids.size(), "more token"), n_ctx_, n_there, n_there + ids.size()));
   }
-  for (size_t i = 0; i < ids.size(); ++i) {
-    if (ids[i] >= 0 && static_cast<uint32_t>(ids[i]) < n_vocab()) continue;
-    return Status(
-        StatusCode::kInvalidArgument,
-        fmt::format("token id {} (number {} of {}) is not in the vocabulary of {} tokens: were the ids "
-                    "made with another model?",
-                    ids[i], i + 1, ids.size(), n_vocab()));
-  }
-  return Status::Ok();
+  return CheckTokenIds(ids, n_vocab());
 }
 
 Status Session::Feed(uint32_t sequence, std::span<const TokenId> ids) {
@@ -386,35 +413,14 @@ Status Session::CheckSequences(std::span<const uint32_t> sequences) const {
   return Status::Ok();
 }
 
-Status Session::CheckGenerate(const GenerateOptions& options) const {
-  for (const std::string& stop : options.stops) {
-    if (stop.empty() || !IsValidUtf8(stop)) {
-      return Status(StatusCode::kInvalidArgument, "a stop string is empty or not valid UTF-8");
-    }
-  }
-  if (!options.stops.empty() && tokenizer_ == nullptr) {
-    return Status(StatusCode::kUnsupported, "stop strings need a vocabulary, which the model's file lacks");
-  }
-  if (options.n_logprobs > kMaxLogprobs) {
-    return {StatusCode::kInvalidArgument,
-            fmt::format("the {} likeliest tokens of each step were asked for; there can be 0 to {}",
-                        options.n_logprobs, kMaxLogprobs)};
-  }
-  for (const LogitBias& one : options.sampler.logit_bias) {
-    if (one.id >= 0 && static_cast<uint32_t>(one.id) < n_vocab()) continue;
-    return {StatusCode::kInvalidArgument,
-            fmt::format("logit_bias names the token {}, which is not in the vocabulary of {} tokens", one.id,
-                        n_vocab())};
-  }
-  return CheckSamplerOptions(options.sampler);
-}
-
 Result<std::unique_ptr<Generation>> Session::BeginAnswer(std::span<const uint32_t> sequences,
                                                          std::span<const GenerateOptions> options,
                                                          const TokenCallback& callback) {
   KVRUN_CHECK(options.size() == 1 || options.size() == sequences.size());
   KVRUN_RETURN_IF_ERROR(CheckSequences(sequences));
-  for (const GenerateOptions& each : options) KVRUN_RETURN_IF_ERROR(CheckGenerate(each));
+  for (const GenerateOptions& each : options) {
+    KVRUN_RETURN_IF_ERROR(CheckGenerateOptions(each, n_vocab(), tokenizer_ != nullptr));
+  }
   NoteWorkBegins();
   return std::make_unique<Generation>(this, sequences, options, callback);
 }

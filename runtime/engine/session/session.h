@@ -52,6 +52,10 @@ struct GenerateOptions {
   bool draws_by_seed_alone = false;  // else which sequence it is counts, too
 };
 
+// What a session refuses, for who wants to know it before there is one. `has_words`: it has a tokenizer.
+Status CheckTokenIds(std::span<const TokenId> ids, uint32_t n_vocab);
+Status CheckGenerateOptions(const GenerateOptions& options, uint32_t n_vocab, bool has_words);
+
 enum class Finish : uint8_t { kLength, kEnd, kStop, kContextFull, kCancelled, kRepeats };
 
 struct GenerateResult {
@@ -198,7 +202,6 @@ class Session {
   // process.
   void NoteWrites(bool is_end);
   Status CheckSequences(std::span<const uint32_t> sequences) const;
-  Status CheckGenerate(const GenerateOptions& options) const;
   Status Append(uint32_t sequence, std::span<const TokenId> ids, size_t n_logits,
                 const LogitsCallback* callback);
   Status ComputeChunks(uint32_t sequence, size_t n_logits, const LogitsCallback* callback);
