@@ -338,7 +338,7 @@ class Test:
         messages = self.document("What is this?", "A copy that nobody reads to its end.\n\n")
         progress = {"return_progress": True}
         stream = self.chat(messages, stream=True, extra_body=progress)
-        done = next(c.prompt_progress for c in stream if c.prompt_progress["processed"] > 2000)
+        done = next(c.prompt_progress for c in stream if c.prompt_progress["processed"] > 4000)
         stream.close()
         took_s = self.wait_for_none(1)
         again = self.chat(messages, stream=True, extra_body=progress)
@@ -350,7 +350,7 @@ class Test:
 
     def document_cancelled_unstreamed(self):
         messages = self.document("What is this?", "Another copy.\n\n")
-        impatient = self.client.with_options(timeout=3)
+        impatient = self.client.with_options(timeout=20)
         make = lambda: impatient.chat.completions.create(model=self.model, messages=messages)
         self.refused(openai.APITimeoutError, make)
         self.wait_for_none(1)
@@ -383,6 +383,24 @@ class Test:
         self.refused(openai.AuthenticationError, ask, code="invalid_api_key")
         check(self.chat("Hello").choices[0].message.content, "with the key")
         same(json.loads(self.get("/health")), {"status": "ok"}, "health")
+
+    def key_full_queue(self):
+        """The server computes one request, and lets one wait."""
+        refusals = []
+        answers = []
+        def ask():
+            try:
+                answers.append(self.chat(NAMES[3], max_tokens=60).choices[0].message.content)
+            except openai.InternalServerError as error:
+                refusals.append((error.status_code, int(error.response.headers["Retry-After"])))
+        threads = [threading.Thread(target=ask) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        same(len(answers) + len(refusals), 6, "requests that ended")
+        check(len(answers) >= 2 and len(set(answers)) == 1, f"answers: {answers}")
+        same(set(refusals), {(503, 5)}, "refusals")
 
     def key_langchain(self):
         from langchain_openai import ChatOpenAI, OpenAI
