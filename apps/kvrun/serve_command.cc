@@ -180,11 +180,16 @@ int Serve(ServeOptions& options) {
   const Model model = OpenNamedModel(options.shared);
   const Json model_info = ModelInfo(model);
   const bool has_seed = options.set->Given("--seed") && !options.generation.has_random_seed;
+  const kvrun_generate_options asked = options.generation.values;
   ChooseSampling(*options.set, model_info, &options.generation);
   std::vector<const char*> stops;
   for (const std::string& stop : options.generation.stop) stops.push_back(stop.c_str());
   options.generation.values.stop = stops.data();
   options.generation.values.n_stop = stops.size();
+  // A text may repeat itself, as with kvrun run.
+  kvrun_generate_options text_values = options.generation.values;
+  text_values.repetition_penalty = asked.repetition_penalty;
+  text_values.repeat_limit = asked.repeat_limit;
   const uint32_t n_ctx = LargestContext(model, options.shared);
   SessionPlan plan = TakeConfig(model, options.shared, 1, n_ctx);
   if (!options.shared.quiet) NoteChatTemplate(options.form, model_info);
@@ -207,6 +212,7 @@ int Serve(ServeOptions& options) {
       .n_ctx = n_ctx,
       .most_answer = options.generation.values.max_tokens,
       .defaults = options.generation.values,
+      .text_defaults = text_values,
       .has_seed = has_seed,
       .encode_chat =
           [&](const Json& messages, const Json& variables) {

@@ -97,7 +97,7 @@ std::vector<std::vector<int32_t>> AnswerJob::Encode() const {
 }
 
 kvrun_generate_options AnswerJob::GenerateOptionsOf(size_t n_prompt_tokens) const {
-  kvrun_generate_options options = backend_.defaults;
+  kvrun_generate_options options = request_.is_chat ? backend_.defaults : backend_.text_defaults;
   const SamplingRequest& asked = request_.sampling;
   const auto take = [](const auto& value, auto* to) {
     if (value) *to = *value;

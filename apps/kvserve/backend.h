@@ -18,12 +18,13 @@ using cli::Json;
 struct Backend {
   const cli::Model* model = nullptr;
   kvrun_scheduler* scheduler = nullptr;
-  std::string model_name;                // "SmolLM2-135M-Instruct"
-  int64_t created_s = 0;                 // of the model's file
-  uint32_t n_ctx = 0;                    // tokens of the longest prompt with its answer
-  uint32_t most_answer = 0;              // tokens of an answer, where a request says nothing
-  kvrun_generate_options defaults = {};  // of sampling, where a request says nothing
-  bool has_seed = false;                 // in defaults; else each request has one of its own
+  std::string model_name;                     // "SmolLM2-135M-Instruct"
+  int64_t created_s = 0;                      // of the model's file
+  uint32_t n_ctx = 0;                         // tokens of the longest prompt with its answer
+  uint32_t most_answer = 0;                   // tokens of an answer, where a request says nothing
+  kvrun_generate_options defaults = {};       // of a chat, where a request says nothing
+  kvrun_generate_options text_defaults = {};  // of a text that goes on, likewise
+  bool has_seed = false;                      // in both; else each request has one of its own
   // As the model's chat form writes them. `variables`: of the template, besides the command line's. They
   // throw a Failure.
   std::function<std::vector<int32_t>(const Json& messages, const Json& variables)> encode_chat;

@@ -9,12 +9,6 @@
 namespace kvrun::serve {
 namespace {
 
-Json ReportOf(const Backend& backend) {
-  char* json = nullptr;
-  cli::Check(kvrun_scheduler_json(backend.scheduler, &json));
-  return cli::TakeJson(json);
-}
-
 double NumberIn(const Json& object, const char* key) {
   const Json value = object.value(key, Json());
   return value.is_number() ? value.get<double>() : 0.0;
@@ -41,12 +35,17 @@ Json SumOf(const Json& sessions, const char* key) {
   return sum;
 }
 
-// Bytes of each part, over all sessions that are open.
+// Bytes of each part that is there now, over all sessions that are open. What only reading a prompt takes is
+// let go before the answer, and what only that takes is made then.
 std::map<std::string, double> PartsOf(const Json& sessions) {
   std::map<std::string, double> parts;
   for (const Json& session : sessions) {
-    for (const Json& part : session.value("parts", Json::array()))
-      parts[cli::TextOf(part.value("name", Json("")))] += NumberIn(part, "bytes");
+    const Json chosen = session.value("chosen_groups", Json());  // for answers; null: none are chosen
+    const char* phase = chosen.is_number() && chosen.get<double>() == 0.0 ? "prefill" : "decode";
+    for (const Json& part : session.value("parts", Json::array())) {
+      if (part.value(phase, Json(true)) == true)
+        parts[cli::TextOf(part.value("name", Json("")))] += NumberIn(part, "bytes");
+    }
   }
   return parts;
 }
@@ -58,8 +57,7 @@ Json DecodeRate(const Json& report) {
 
 }  // namespace
 
-Json StatusJson(const Backend& backend) {
-  const Json report = ReportOf(backend);
+Json StatusOf(const std::string& model_name, const Json& report) {
   const Json kv = report.value("kv", Json::array());
   Json parts = Json::array();
   for (const auto& [name, bytes] : PartsOf(kv)) parts.push_back({{"name", name}, {"bytes", bytes}});
@@ -71,7 +69,7 @@ Json StatusJson(const Backend& backend) {
     return NumberIn(a, "tokens") > NumberIn(b, "tokens");
   });
   for (Json& request : requests) request["id"] = fmt::format("{:.0f}", NumberIn(request, "id"));
-  return {{"model", backend.model_name},
+  return {{"model", model_name},
           {"budget_bytes", SumOf(kv, "budget_bytes")},
           {"parts", parts},
           {"process_bytes", report.value("memory", Json::object()).value("process", Json())},
@@ -132,8 +130,7 @@ void AddStored(const Json& report, Metrics* metrics) {
 
 }  // namespace
 
-std::string MetricsText(const Backend& backend) {
-  const Json report = ReportOf(backend);
+std::string MetricsOf(const Json& report) {
   const Json kv = report.value("kv", Json::array());
   Metrics metrics;
   AddRequests(report, &metrics);
@@ -161,6 +158,12 @@ std::string MetricsText(const Backend& backend) {
         report.value("memory", Json::object()).value("process", Json()));
   AddStored(report, &metrics);
   return metrics.Take();
+}
+
+Json ReportOf(const Backend& backend) {
+  char* json = nullptr;
+  cli::Check(kvrun_scheduler_json(backend.scheduler, &json));
+  return cli::TakeJson(json);
 }
 
 }  // namespace kvrun::serve

@@ -7,14 +7,17 @@
 
 namespace kvrun::serve {
 
+// What kvrun_scheduler_json says.
+Json ReportOf(const Backend& backend);
+
 // For the page: {"model", "budget_bytes" (of all sessions that are open; null: none), "parts" [{"name",
 // "bytes"}], "process_bytes", "hit_rate", "stall_ms_per_token", "read_mbps" (null: nothing is decoded from
 // flash), "read_bytes", "written_bytes" (since the start), "decode_tps", "requests" [{"id", "state",
 // "prompt_tokens", "read_tokens", "cached_tokens", "answer_tokens"}], "n_queued", "sessions" [{"name",
 // "tokens", "bytes"}] (the longest first)}.
-Json StatusJson(const Backend& backend);
+Json StatusOf(const std::string& model_name, const Json& report);
 
 // In the text form of Prometheus.
-std::string MetricsText(const Backend& backend);
+std::string MetricsOf(const Json& report);
 
 }  // namespace kvrun::serve

@@ -92,9 +92,9 @@ void Service::Answer(const HttpRequest& request, const std::shared_ptr<HttpReply
   if (request.path == "/health") return SendJson(*reply, {{"status", "ok"}});
   if (request.path == "/v1/models")
     return SendJson(*reply, ModelsJson(backend_.model_name, backend_.created_s));
-  if (request.path == "/status") return SendJson(*reply, StatusJson(backend_));
+  if (request.path == "/status") return SendJson(*reply, StatusOf(backend_.model_name, ReportOf(backend_)));
   if (request.path == "/metrics")
-    return reply->Send(200, "text/plain; version=0.0.4; charset=utf-8", MetricsText(backend_));
+    return reply->Send(200, "text/plain; version=0.0.4; charset=utf-8", MetricsOf(ReportOf(backend_)));
   if (request.path.starts_with(kModelPrefix)) {
     if (request.path.substr(kModelPrefix.size()) != backend_.model_name)
       throw ApiError(404, "there is one model, " + backend_.model_name, "model", "model_not_found");

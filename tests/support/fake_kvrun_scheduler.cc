@@ -53,15 +53,17 @@ void kvrun_scheduler_cancel(kvrun_scheduler*, uint64_t) {}
 
 kvrun_status kvrun_scheduler_step(kvrun_scheduler* scheduler, uint32_t wait_ms, int* is_idle) {
   FakeRequest request;
+  bool has_work = false;
   {
     const std::lock_guard lock(scheduler->mutex);
-    *is_idle = scheduler->requests.empty() ? 1 : 0;
-    if (*is_idle == 0) {
+    has_work = !scheduler->requests.empty();
+    if (has_work) {
       request = scheduler->requests.front();
       scheduler->requests.pop_front();
     }
   }
-  if (*is_idle != 0) {
+  if (is_idle != nullptr) *is_idle = has_work ? 0 : 1;
+  if (!has_work) {
     std::this_thread::sleep_for(std::chrono::milliseconds(wait_ms / 10));
     return KVRUN_OK;
   }

@@ -32,9 +32,9 @@ size_t Count(const std::string& text, const std::string& part) {
   return n;
 }
 
-const std::vector<std::string> kRunCommands = {"run",      "chat",    "tokenize", "render",
-                                               "logits",   "eval",    "bench",    "info",
-                                               "sessions", "devices", "doctor",   "completion"};
+const std::vector<std::string> kRunCommands = {"run",     "chat",   "serve",     "tokenize", "render",
+                                               "logits",  "eval",   "bench",     "info",     "sessions",
+                                               "devices", "doctor", "completion"};
 const std::vector<std::string> kAdaptCommands = {"calibrate", "probe",  "tune",
                                                  "inspect",   "verify", "completion"};
 
@@ -161,8 +161,10 @@ TEST(CliHelp, ExamplesAreUnderstood) {
       if (!line.starts_with("  kv")) continue;
       ++n;
       const std::string arguments = WithToyShape(line.substr(line.find(" " + command) + 1));
+      // A server goes on until it is told to end.
+      const std::string for_a_while = command == "serve" ? "KVRUN_PORT=0 timeout -s TERM 2 " : "";
       const ProgramResult result = RunShell("cd \"$(mktemp -d -p " + folder.Path("") + ")\" && " +
-                                            ShellWords(program) + " " + arguments);
+                                            for_a_while + ShellWords(program) + " " + arguments);
       EXPECT_NE(result.exit_code, 2) << line << "\n" << result.err;
     }
     EXPECT_EQ(n, 2U) << help;
