@@ -53,12 +53,14 @@ Status RequestLane::Read(SessionOptions options, StoredPrompts::Place place, con
   return Status::Ok();
 }
 
-// At least the last token is computed, as its logits are needed. What cannot be read back, or cut there, is
-// read anew.
+// At least the last token is computed, as its logits are needed, and the one before it: a token alone counts
+// as generated, attends to what is selected for it, and so answers differently from the prompt that is read
+// whole. What cannot be read back, or cut there, is read anew.
 Status RequestLane::Feed() {
   const std::span<const TokenId> ids = request_.ids;
-  const uint32_t common = std::min({CommonLength(session_->Tokens(kOnly), ids), session_->Length(kOnly),
-                                    static_cast<uint32_t>(ids.size()) - 1});
+  const auto n_ids = static_cast<uint32_t>(ids.size());
+  const uint32_t common = std::min(
+      {CommonLength(session_->Tokens(kOnly), ids), session_->Length(kOnly), n_ids - std::min(n_ids, 2U)});
   const auto feed_from = [&](uint32_t begin) -> Status {
     n_cached_ = n_read_ = begin;
     is_saved_ = false;
