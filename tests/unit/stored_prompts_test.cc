@@ -29,11 +29,10 @@ using testing::GreedyAfter;
 using testing::Ids;
 using testing::OrDie;
 using testing::SomeIds;
-using Place = StoredPrompts::Place;
 
-constexpr uint32_t kContext = 8192;
+constexpr uint32_t kLongContext = 8192;
 
-Ids Joined(Ids a, const Ids& b) {
+Ids Concat(Ids a, const Ids& b) {
   a.insert(a.end(), b.begin(), b.end());
   return a;
 }
@@ -42,11 +41,11 @@ Ids Joined(Ids a, const Ids& b) {
 Result<std::unique_ptr<Session>> OpenFake(const SessionOptions& options, const std::string& model,
                                           std::mutex* device, FakePassLog* log) {
   FakePassOptions pass;
-  pass.n_ctx = kContext;
+  pass.n_ctx = kLongContext;
   pass.keeps = true;
   pass.log = log;
   Session::Parts parts;
-  parts.n_ctx = kContext;
+  parts.n_ctx = kLongContext;
   parts.forward_pass = std::make_unique<FakeForwardPass>(pass);
   parts.device_mutex = device;
   parts.progress = options.progress;
@@ -58,7 +57,7 @@ Result<std::unique_ptr<Session>> OpenFake(const SessionOptions& options, const s
     files = opened.get();
     SessionIdentity identity;
     identity.model = model;
-    identity.n_ctx = identity.room_tokens = kContext;
+    identity.n_ctx = identity.room_tokens = kLongContext;
     files->SetIdentity(identity, nullptr);
     parts.kept = std::move(opened);
   }
@@ -124,7 +123,7 @@ TEST_F(StoredPromptsTest, APromptGoesOnWithTheLongestThatItBeginsLike) {
   EXPECT_TRUE(prompts->Take(SomeIds(600))->is_new);
   // Others' sessions are read, by any number at once.
   for (int i = 0; i < 2; ++i) {
-    const auto place = prompts->Take(Joined(SomeIds(3000, 4), SomeIds(9)));
+    const auto place = prompts->Take(Concat(SomeIds(3000, 4), SomeIds(9)));
     EXPECT_EQ(place->path, PathOf("document-1"));
     EXPECT_TRUE(place->is_read_only);
   }
@@ -138,8 +137,8 @@ TEST_F(StoredPromptsTest, WhatIsWorthItIsWaitedFor) {
   EXPECT_TRUE(first && first->is_new);
   EXPECT_FALSE(prompts->Take(ids));
   EXPECT_TRUE(prompts->Take(SomeIds(1500, 3))->is_new);
-  Write(first->path, Joined(ids, SomeIds(20, 8)));
-  prompts->PutBack(*first, Joined(ids, SomeIds(20, 8)));
+  Write(first->path, Concat(ids, SomeIds(20, 8)));
+  prompts->PutBack(*first, Concat(ids, SomeIds(20, 8)));
   const auto second = prompts->Take(ids);
   ASSERT_TRUE(second);
   EXPECT_EQ(second->path, first->path);
@@ -244,7 +243,7 @@ class KeepingSchedulerTest : public StoredPromptsTest {
   std::unique_ptr<Scheduler> Make(uint32_t n_parallel = 2) {
     SchedulerOptions options;
     options.n_parallel = n_parallel;
-    options.n_ctx = kContext;
+    options.n_ctx = kLongContext;
     options.slice = std::chrono::milliseconds(0);
     options.stored = Options();
     return OrDie(Scheduler::Create(std::move(options), [this](const SessionOptions& session) {
@@ -280,13 +279,13 @@ TEST_F(KeepingSchedulerTest, AConversationGoesOnAlsoAfterARestart) {
     EXPECT_EQ(heard_[name].cached, n_known);
     EXPECT_EQ(Listed(*scheduler), 1U);
     n_known = static_cast<uint32_t>(talk.size()) + 9;  // the last token of an answer is not computed
-    talk = Joined(Joined(talk, heard_[name].ids), SomeIds(30, 7));
+    talk = Concat(Concat(talk, heard_[name].ids), SomeIds(30, 7));
   }
 }
 
 TEST_F(KeepingSchedulerTest, WhatCameToNothingLeavesNothing) {
   const auto scheduler = Make();
-  Add(scheduler.get(), "foreign", Joined(SomeIds(100, 5), {1 << 30}), 3);
+  Add(scheduler.get(), "foreign", Concat(SomeIds(100, 5), {1 << 30}), 3);
   RunAll(scheduler.get());
   EXPECT_EQ(heard_["foreign"].ends.at(0).status.code(), StatusCode::kInvalidArgument);
   RequestId id = 0;
@@ -308,7 +307,7 @@ TEST_F(KeepingSchedulerTest, AFailureLeavesTheConversation) {
   const auto scheduler = Make();
   Add(scheduler.get(), "1", SomeIds(150), 5);
   RunAll(scheduler.get());
-  const Ids talk = Joined(Joined(SomeIds(150), heard_["1"].ids), SomeIds(20, 3));
+  const Ids talk = Concat(Concat(SomeIds(150), heard_["1"].ids), SomeIds(20, 3));
   fails_to_open_ = true;
   Add(scheduler.get(), "unopened", talk, 5);
   RunAll(scheduler.get());
@@ -338,17 +337,17 @@ TEST_F(KeepingSchedulerTest, TheSamePromptAtOnce) {
 // A prompt that waits for its place is not overtaken for ever by those that share it.
 TEST_F(KeepingSchedulerTest, WhoWaitsIsNotOvertakenForEver) {
   const Ids document = SomeIds(2000);
-  Write(PathOf("serve-talk"), Joined(document, SomeIds(3000, 5)));
+  Write(PathOf("serve-talk"), Concat(document, SomeIds(3000, 5)));
   const auto scheduler = Make(4);
   int n_readers = 0;
   const auto add_reader = [&] {
-    Add(scheduler.get(), "reader" + std::to_string(n_readers), Joined(document, SomeIds(40, 20 + n_readers)),
+    Add(scheduler.get(), "reader" + std::to_string(n_readers), Concat(document, SomeIds(40, 20 + n_readers)),
         40);
     ++n_readers;
   };
   for (int i = 0; i < 3; ++i) add_reader();
   for (int i = 0; i < 30; ++i) scheduler->StepOnce();
-  Add(scheduler.get(), "talk", Joined(Joined(document, SomeIds(3000, 5)), SomeIds(10)), 5);
+  Add(scheduler.get(), "talk", Concat(Concat(document, SomeIds(3000, 5)), SomeIds(10)), 5);
   while (heard_["talk"].ends.empty() && n_readers < 200) {
     if (scheduler->report().n_requests + 4 > static_cast<uint64_t>(n_readers)) add_reader();
     for (int i = 0; i < 5; ++i) scheduler->StepOnce();

@@ -107,7 +107,8 @@ class Soak:
             why = why_unclean(answer)
             if why or answer.status != 503:
                 return self.fail(f'{kind}: refused: {why or answer.body[:200]!r}')
-            return self.count('503')
+            self.count('503')
+            return time.sleep(1)  # as a client that was told to come back later
         texts, n_cached = prompt.texts_of(answer, is_streamed)
         if texts != {i: prompt.expected for i in range(n)}:
             if self.options.loose and (n_cached or n > 1):
@@ -241,7 +242,6 @@ class Soak:
                 self.fail(f'{kind.__name__}, after {time.monotonic() - began:.1f} s: {error!r}')
             with self.lock:
                 self.slowest_s = max(self.slowest_s, time.monotonic() - began)
-            # A client that was told to come back later does not do so at once.
             time.sleep(rng.random() * 0.3)
 
     # ---- The server
@@ -286,11 +286,11 @@ class Soak:
         fds = self.fds()
         # This connection's own is gone in a moment.
         until = time.monotonic() + 15
-        while fds != fds_before and time.monotonic() < until:
+        while fds - fds_before and time.monotonic() < until:
             time.sleep(0.5)
             fds = self.fds()
-        if fds != fds_before:
-            self.fail(f'descriptors: {dict(fds - fds_before)} more, {dict(fds_before - fds)} fewer')
+        if fds - fds_before:
+            self.fail(f'descriptors that were not there before: {dict(fds - fds_before)}')
         folder = self.options.sessions
         on_disk = {name[:-len('.session')] for name in os.listdir(folder) if name.endswith('.session')}
         listed = {session['name'] for session in status['sessions']}
