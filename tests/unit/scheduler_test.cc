@@ -245,7 +245,9 @@ TEST_F(SchedulerTest, TakesRequestsFromAnyThread) {
     ASSERT_EQ(told[i].ends.size(), 1U);
     const bool was_cancelled = told[i].ends[0].status.code() == StatusCode::kCancelled;
     EXPECT_TRUE(!was_cancelled || i % 5 == 0);
-    if (!was_cancelled) EXPECT_EQ(told[i].ids, GreedyAfter(SomeIds(5 + i, static_cast<int>(i)), 12));
+    if (!was_cancelled) {
+      EXPECT_EQ(told[i].ids, GreedyAfter(SomeIds(5 + i, static_cast<int>(i)), 12));
+    }
   }
 }
 
