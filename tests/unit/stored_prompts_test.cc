@@ -1,4 +1,5 @@
 // What a scheduler keeps: which session a prompt goes on with, and what is on the disk whatever happens.
+// Not grouped (cmake/KvrunCompile.cmake): its names are others', too.
 #include "runtime/schedule/stored_prompts.h"
 
 #include <gtest/gtest.h>
@@ -199,7 +200,9 @@ TEST_F(StoredPromptsTest, TheLeastRecentlyUsedGo) {
   const auto used = prompts->Take(SomeIds(210, 2));
   ASSERT_FALSE(used->is_new);
   for (const std::string& name : OnDisk()) {
-    if (name != "thesis" && PathOf(name) != used->path) ASSERT_TRUE(RemoveSession(PathOf(name)).ok());
+    if (name != "thesis" && PathOf(name) != used->path) {
+      ASSERT_TRUE(RemoveSession(PathOf(name)).ok());
+    }
   }
   for (const int i : {5, 6}) {
     const auto place = prompts->Take(SomeIds(200, i));

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Valid requests of kvrun serve, changed at random: the server must answer or close, and stay alive.
 
+    kvrun serve -m MODEL --port 8080 --ctx 192 -n 8 &   # short answers, where a request does not say
     fuzz.py --port 8080 --seconds 120 --seed 1
 
 A failure names the seed and the number of its request, and leaves the bytes in --keep. Exits with 1 then.
@@ -100,8 +101,9 @@ class Fuzz:
         if rng.random() < 0.2:
             text = self.change_bytes(rng, text)
         if rng.random() < 0.1:
-            return request_bytes(self.address, rng.choice(('GET', 'PUT', 'HEAD', 'OPTIONS', 'POST')),
-                                 rng.choice((path, '/', '/status', '/metrics', '/v1/models/x', '/%00', '//', '*')), text)
+            method = rng.choice(('GET', 'PUT', 'HEAD', 'OPTIONS', 'POST'))
+            odd_path = rng.choice((path, '/', '/status', '/metrics', '/v1/models/x', '/%00', '//', '*'))
+            return request_bytes(self.address, method, odd_path, text)
         sent = request_bytes(self.address, 'POST', path, text, keep=rng.random() < 0.5)
         return self.change_bytes(rng, sent) if rng.random() < 0.3 else sent
 
