@@ -38,6 +38,7 @@ class ServiceLoadTest : public testing::CapiFixture {
     backend.most_answer = 100;
     kvrun_generate_options_init(&backend.defaults);
     backend.defaults.ignore_end = 1;
+    backend.text_defaults = backend.defaults;
     service_ = std::make_unique<Service>(std::move(backend));
     HttpOptions http;
     http.port = 0;

@@ -96,7 +96,7 @@ TEST(CliFailure, AWordThatIsNotKnownIsNamedWithWhatWasMeant) {
       {{"rum"}, "kvrun: there is no command \"rum\": did you mean run?\nSee `kvrun --help`.\n"},
       {{"rum", "-m", "toy", "-p", "x"}, "there is no command \"rum\": did you mean run?\n"},
       {{"help", "run"}, "kvrun: the help of run is `kvrun run --help`\n"},
-      {{"fly"}, "there is no command \"fly\": the commands are run, chat, tokenize,"},
+      {{"fly"}, "there is no command \"fly\": the commands are run, chat, serve, tokenize,"},
       {{}, "no command is named: name one of run, chat,"},
       {{"-m", "toy"}, "\"-m\" is not an option of the program itself: name a command first (run, chat,"},
       {{"-m", "toy", "run"}, "\"-m\" stands before the command: options follow it, as in kvrun run -m\n"},

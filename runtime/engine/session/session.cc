@@ -152,7 +152,7 @@ Status VisitSequence(StateVisitor& visitor, uint32_t nth, uint32_t n_ctx, uint32
 
 }  // namespace
 
-uint64_t Session::CountTokens(const StateFile& state, uint32_t sequence) {
+uint64_t CountSavedTokens(const StateFile& state, uint32_t sequence) {
   return state.SizeOf({StatePart::kSequence, kTokens, 0, sequence}).value_or(0) / sizeof(TokenId);
 }
 
@@ -163,7 +163,7 @@ Result<std::string> Session::ReadNote(const StateFile& state) {
   return note;
 }
 
-Result<std::vector<TokenId>> Session::ReadTokens(const StateFile& state, uint32_t sequence) {
+Result<std::vector<TokenId>> ReadSavedTokens(const StateFile& state, uint32_t sequence) {
   StateLoader loader(state);
   std::vector<TokenId> tokens;
   KVRUN_RETURN_IF_ERROR(loader.Vector({StatePart::kSequence, kTokens, 0, sequence}, &tokens,

@@ -105,6 +105,10 @@ class KeptState {
   virtual bool saves() const = 0;
 };
 
+// How many tokens a sequence of a saved session has; 0 where that is not known.
+uint64_t CountSavedTokens(const StateFile& state, uint32_t sequence);
+Result<std::vector<TokenId>> ReadSavedTokens(const StateFile& state, uint32_t sequence);
+
 // One thread at a time.
 class Session {
  public:
@@ -162,10 +166,7 @@ class Session {
   static constexpr uint64_t kMostNoteBytes = 64 * 1024 * 1024;
   Status SetNote(std::string note);
   const std::string& note() const { return note_; }
-  // How many tokens a sequence of a saved session has; 0 where that is not known.
-  static uint64_t CountTokens(const StateFile& state, uint32_t sequence);
   static Result<std::string> ReadNote(const StateFile& state);
-  static Result<std::vector<TokenId>> ReadTokens(const StateFile& state, uint32_t sequence);
   // All that the session is: saves, loads or counts its sequences and what is kept of them. Loading is into a
   // session that was made the same way and has computed nothing; after an error it may only be destroyed.
   // kCorrupt: what is loaded contradicts itself.

@@ -63,8 +63,7 @@ Status Read(const StateFile& state, KeptSessionInfo* info) {
   if (!info->identity.is_begun()) return {StatusCode::kNotFound, "nothing was saved in it yet"};
   info->written = SessionFiles::ReadWrittenOf(state);
   info->n_tokens.resize(info->identity.n_sequences);
-  for (uint32_t i = 0; i < info->identity.n_sequences; ++i)
-    info->n_tokens[i] = Session::CountTokens(state, i);
+  for (uint32_t i = 0; i < info->identity.n_sequences; ++i) info->n_tokens[i] = CountSavedTokens(state, i);
   return Status::Ok();
 }
 
@@ -155,7 +154,7 @@ Result<std::vector<KeptSessionInfo>> ListSessions(const std::string& folder, con
 Result<std::vector<TokenId>> ReadSessionTokens(const std::string& path, const SecretKey* key) {
   KVRUN_ASSIGN_OR_RETURN(const std::unique_ptr<StateFile> state,
                          StateFile::Open(path, /*read_only=*/true, nullptr, key));
-  return Session::ReadTokens(*state, 0);
+  return ReadSavedTokens(*state, 0);
 }
 
 uint64_t SessionSizeBytes(const std::string& path) {
