@@ -8,6 +8,7 @@
 #include "platform/base/status.h"
 #include "platform/io/secret_key.h"
 #include "runtime/engine/session/session_identity.h"
+#include "runtime/model/tokenizer.h"
 #include "runtime/store/written_days.h"
 
 namespace kvrun {
