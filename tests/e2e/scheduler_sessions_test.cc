@@ -152,7 +152,7 @@ TEST_P(SchedulerSessions, RunTogetherAsAlone) {
     ASSERT_TRUE(told[i].has_ended && told[i].outcome.status.ok()) << told[i].outcome.status.message();
     EXPECT_EQ(told[i].ids, Alone(prompts[i])) << i;
   }
-  EXPECT_EQ(CountFiles(), prompts.size());
+  EXPECT_EQ(CountFiles(), prompts.size() - 1) << "the first is too short to be worth it";
 }
 
 TEST_P(SchedulerSessions, AConversationIsNotReadAgain) {
