@@ -75,6 +75,12 @@ std::string Detokenize(const Model& model, const std::vector<int32_t>& ids) {
   }
 }
 
+std::string TextOfToken(const Model& model, int32_t id) {
+  const std::string alone = Detokenize(model, {id});
+  const std::string twice = Detokenize(model, {id, id});
+  return twice.size() < alone.size() ? alone : twice.substr(alone.size());
+}
+
 uint64_t CountLostBytes(const Model& model, std::string_view text, uint32_t flags) {
   uint64_t lost_bytes = 0;
   Check(kvrun_count_lost_bytes(model.get(), text.data(), text.size(), flags, &lost_bytes));

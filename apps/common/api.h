@@ -39,6 +39,8 @@ Session CreateSession(const Engine& engine, const kvrun_session_options& options
 
 std::vector<int32_t> Tokenize(const Model& model, std::string_view text, uint32_t flags);
 std::string Detokenize(const Model& model, const std::vector<int32_t>& ids);
+// As inside a text: alone, some tokens lose the space that they begin with.
+std::string TextOfToken(const Model& model, int32_t id);
 // How many bytes of the text are not in the model's vocabulary.
 uint64_t CountLostBytes(const Model& model, std::string_view text, uint32_t flags);
 std::vector<int32_t> EncodeMessages(const Model& model, const std::vector<kvrun_chat_message>& messages,

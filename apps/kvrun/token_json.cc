@@ -5,13 +5,6 @@
 namespace kvrun::cli {
 namespace {
 
-// As inside a text: alone, some tokens lose the space that they begin with.
-std::string TextOfToken(const Model& model, int32_t id) {
-  const std::string alone = Detokenize(model, {id});
-  const std::string twice = Detokenize(model, {id, id});
-  return twice.size() < alone.size() ? alone : twice.substr(alone.size());
-}
-
 Json OneLogprob(const Model& model, const kvrun_token_logprob& one) {
   return {{"token", one.token}, {"text", TextOfToken(model, one.token)}, {"logprob", one.logprob}};
 }

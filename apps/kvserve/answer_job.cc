@@ -70,7 +70,7 @@ AnswerJob::AnswerJob(std::shared_ptr<const Backend> backend, CompletionRequest r
 
 AnswerJob::~AnswerJob() = default;
 
-// The scheduler says so only when it comes to the request: too late for a status of HTTP.
+// The scheduler refuses these, too, but cannot name the field.
 void AnswerJob::CheckVocabulary() const {
   const uint32_t n_vocab = kvrun_model_vocab_size(backend_.model->get());
   const auto check = [&](int32_t id, const char* param) {
@@ -222,10 +222,10 @@ void AnswerJob::Tick() {
 
 void AnswerJob::OnProgress(void* user, uint64_t done, uint64_t total, uint64_t cached) {
   auto* lane = static_cast<Lane*>(user);
-  (void)Succeeds([&] { lane->job->Progress(lane, done, total, cached); });
+  (void)Succeeds([&] { lane->job->Progress(done, total, cached); });
 }
 
-void AnswerJob::Progress(Lane* /*lane*/, uint64_t done, uint64_t total, uint64_t cached) {
+void AnswerJob::Progress(uint64_t done, uint64_t total, uint64_t cached) {
   const std::lock_guard lock(mutex_);
   const Clock::time_point now = Clock::now();
   if (!request_.return_progress || !request_.stream || has_failed_) return;
@@ -235,23 +235,17 @@ void AnswerJob::Progress(Lane* /*lane*/, uint64_t done, uint64_t total, uint64_t
   SendEvent(ProgressChunk(head_, total, cached, done, static_cast<uint64_t>(time_ms)));
 }
 
-// As inside a text: alone, some tokens lose the space that they begin with.
-std::string AnswerJob::TextOfToken(int32_t id) const {
-  const std::string alone = cli::Detokenize(*backend_.model, {id});
-  const std::string twice = cli::Detokenize(*backend_.model, {id, id});
-  return twice.size() < alone.size() ? alone : twice.substr(alone.size());
-}
-
 void AnswerJob::OnLogprobs(void* user, uint32_t /*sequence*/, kvrun_token_logprob taken,
                            const kvrun_token_logprob* likeliest, size_t n_likeliest) {
   auto* lane = static_cast<Lane*>(user);
   const AnswerJob& job = *lane->job;
   (void)Succeeds([&] {
     StepLogprobs step;
-    step.taken = {job.TextOfToken(taken.token), taken.logprob};
+    step.taken = {cli::TextOfToken(*job.backend_.model, taken.token), taken.logprob};
     const size_t n_wanted = std::min<size_t>(n_likeliest, job.request_.n_logprobs.value_or(0));
     for (size_t i = 0; i < n_wanted; ++i)
-      step.likeliest.push_back({job.TextOfToken(likeliest[i].token), likeliest[i].logprob});
+      step.likeliest.push_back(
+          {cli::TextOfToken(*job.backend_.model, likeliest[i].token), likeliest[i].logprob});
     lane->pending.push_back(std::move(step));
   });
 }

@@ -48,7 +48,7 @@ class AnswerJob : public std::enable_shared_from_this<AnswerJob> {
   static void OnEnd(void* user, kvrun_status status, const char* message, const kvrun_generate_result* result,
                     const char* stats_json);
 
-  void Progress(Lane* lane, uint64_t done, uint64_t total, uint64_t cached);
+  void Progress(uint64_t done, uint64_t total, uint64_t cached);
   // False: nobody wants more.
   bool TakeToken(Lane* lane, int32_t token, std::string_view text);
   void Flush(Lane* lane, std::string_view finish_reason);
@@ -58,7 +58,6 @@ class AnswerJob : public std::enable_shared_from_this<AnswerJob> {
   void Fail(const ApiError& error);
   void CancelAll();
   void SendEvent(const Json& json);
-  std::string TextOfToken(int32_t id) const;
 
   const std::shared_ptr<const Backend> held_;  // the scheduler may end it after the service
   const Backend& backend_;

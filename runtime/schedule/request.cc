@@ -9,7 +9,6 @@ const char* RequestStateName(RequestState state) {
     case RequestState::kQueued: return "queued";
     case RequestState::kReading: return "reading";
     case RequestState::kAnswering: return "answering";
-    case RequestState::kSaving: return "saving";
   }
   return "";
 }

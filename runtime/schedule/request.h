@@ -40,8 +40,8 @@ class RequestEvents {
   virtual void OnEnd(const RequestOutcome& outcome) = 0;
 };
 
-enum class RequestState : uint8_t { kQueued, kReading, kAnswering, kSaving };
-const char* RequestStateName(RequestState state);  // "queued", "reading", "answering", "saving"
+enum class RequestState : uint8_t { kQueued, kReading, kAnswering };
+const char* RequestStateName(RequestState state);  // "queued", "reading", "answering"
 
 Status RequestCancelled();
 

@@ -8,9 +8,9 @@ Turns::Turns() : thread_([this] { Loop(); }) {}
 
 Turns::~Turns() {
   {
-    std::unique_lock lock(mutex_);
+    const std::lock_guard lock(mutex_);
     ends_ = true;
-    HandOver(Whose::kWorker, &lock);
+    HandOver(Whose::kWorker);
   }
   thread_.join();
 }
@@ -25,7 +25,7 @@ void Turns::Give(std::function<void()> work) {
 void Turns::Run(Duration slice) {
   std::unique_lock lock(mutex_);
   until_ = std::chrono::steady_clock::now() + slice;
-  HandOver(Whose::kWorker, &lock);
+  HandOver(Whose::kWorker);
   changed_.wait(lock, [this] { return whose_ == Whose::kGiver; });
   if (has_ended_) is_under_way_ = false;
 }
@@ -34,12 +34,12 @@ bool Turns::Rest() {
   std::unique_lock lock(mutex_);
   if (ends_) return true;
   if (std::chrono::steady_clock::now() < until_) return false;
-  HandOver(Whose::kGiver, &lock);
+  HandOver(Whose::kGiver);
   changed_.wait(lock, [this] { return whose_ == Whose::kWorker; });
   return ends_;
 }
 
-void Turns::HandOver(Whose to, std::unique_lock<std::mutex>* /*lock*/) {
+void Turns::HandOver(Whose to) {
   whose_ = to;
   changed_.notify_all();
 }
@@ -56,7 +56,7 @@ void Turns::Loop() {
       has_ended_ = true;
     }
     if (ends_) return;
-    HandOver(Whose::kGiver, &lock);
+    HandOver(Whose::kGiver);
   }
 }
 

@@ -34,7 +34,8 @@ class Turns {
   enum class Whose : unsigned char { kGiver, kWorker };
 
   void Loop();
-  void HandOver(Whose to, std::unique_lock<std::mutex>* lock);
+  // Under the mutex.
+  void HandOver(Whose to);
 
   std::mutex mutex_;
   std::condition_variable changed_;
