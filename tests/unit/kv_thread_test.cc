@@ -20,6 +20,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -262,7 +263,7 @@ class Schedule {
     cache_ = OrDie(RecordCache::Create(device_, plan, kServedLayers,
                                        OrDie(MakeKvStores(plan, kServedLayers, std::move(file))), nullptr));
     for (uint32_t sequence = 0; sequence < kServedSequences; ++sequence) Fill(sequence);
-    thread_.emplace(device_, cache_->steps(), kServedLayers);
+    thread_.emplace(device_, kServedLayers, cache_->plan().method.lookahead);
   }
   ~Schedule() {
     thread_.reset();
@@ -318,7 +319,8 @@ class Schedule {
       return is_sure && mischief_.n_failed == 0;
     };
     first_ready_ = device_.ReserveHostValues(kServedLayers);
-    thread_->Begin(first_ready_);
+    StepRecords* const records = &cache_->steps();
+    thread_->Begin(first_ready_, std::span(&records, 1));
     for (uint32_t layer = 0; layer < kServedLayers; ++layer) {
       EXPECT_EQ(thread_->ReadyValue(layer), first_ready_ + layer);
     }

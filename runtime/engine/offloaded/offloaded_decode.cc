@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "runtime/engine/offloaded/compute_step.h"
 #include "runtime/engine/offloaded/phase_kernels.h"
 
 namespace kvrun {
@@ -15,7 +16,7 @@ Result<std::unique_ptr<OffloadedDecode>> OffloadedDecode::Create(Device& device,
   KVRUN_ASSIGN_OR_RETURN(DecodeProbe of_steps, DecodeProbe::Create(device, commands, std::move(probe)));
   std::unique_ptr<OffloadedDecode> decode(new OffloadedDecode(device, commands, cache, std::move(of_steps)));
   KVRUN_ASSIGN_OR_RETURN(decode->lists_,
-                         DecodeLists::Create(device, commands, cache.steps(), states, decode->probe_));
+                         DecodeLists::Create(device, commands, cache, states, decode->probe_));
   return decode;
 }
 
@@ -26,7 +27,7 @@ OffloadedDecode::OffloadedDecode(Device& device, StepCommands& commands, RecordC
   kv_step_.spans.reserve(plan.n_sequences);
   if (plan.choice.n_usual > 0)
     pace_.emplace(plan.n_least(), plan.choice.n_usual, plan.choice.n_chosen, plan.choice.hide);
-  if (cache.has_store()) thread_.emplace(device, steps_, n_layers());
+  if (cache.has_store()) thread_.emplace(device, n_layers(), plan.method.lookahead);
 }
 
 Status OffloadedDecode::Begin() {
@@ -78,55 +79,34 @@ Status OffloadedDecode::WriteInputs(std::span<const StepRow> rows, std::span<con
   return Status::Ok();
 }
 
-// The KV thread serves the layers meanwhile.
-Result<uint64_t> OffloadedDecode::Submit(DecodeLists::Step step) {
-  const uint32_t lookahead = cache_.plan().method.lookahead;
-  uint64_t first_ready = 0;
-  if (thread_) {
-    first_ready = device_.ReserveHostValues(n_layers());
-    thread_->Begin(first_ready);
-  } else {
-    KVRUN_RETURN_IF_ERROR(steps_.WriteCompletedGroups());
-    for (uint32_t i = 0; i < n_layers(); ++i) KVRUN_RETURN_IF_ERROR(steps_.FetchLayer(i));
-  }
-  uint64_t value = 0;
-  for (uint32_t i = 0; i < step.size(); ++i) {
-    const uint64_t wait = thread_ && i > lookahead ? first_ready + i - 1 - lookahead : 0;
-    Result<uint64_t> submitted = device_.Submit(*step[i], wait);
-    if (!submitted.ok()) {
-      if (thread_) thread_->Abandon();
-      return submitted;
-    }
-    value = *submitted;
-    if (thread_) thread_->Post(i, value);
-  }
-  return value;
+Status OffloadedDecode::Prepare(std::span<const StepRow> rows, std::span<const uint32_t> outputs) {
+  KVRUN_RETURN_IF_ERROR(BeginStep(rows));
+  KVRUN_RETURN_IF_ERROR(WriteInputs(rows, outputs));
+  if (probe_.is_wanted()) cache_.reports().NoteStep();
+  const KvStats& stats = cache_.reports().stats();
+  io_before_ms_ = stats.io_ms;
+  stall_before_ms_ = stats.stall_ms;
+  return Status::Ok();
 }
 
-Status OffloadedDecode::Compute(DecodeLists::Step step) {
-  const Result<uint64_t> value = Submit(step);
-  // One after the other: where two threads wait for a timeline, Debian 12's validation layer loses track of
-  // it.
-  const Status served = thread_ ? thread_->End() : Status::Ok();
-  const Status waited = value.ok() ? device_.Wait(*value) : value.status();
-  KVRUN_RETURN_IF_ERROR(served);
-  return waited;
+Status OffloadedDecode::Conclude(std::span<const StepRow> rows) {
+  if (probe_.is_wanted()) KVRUN_RETURN_IF_ERROR(probe_.Read(cache_, rows[0].position));
+  steps_.EndStep();
+  const KvStats& stats = cache_.reports().stats();
+  if (pace_) pace_->Note(stats.io_ms - io_before_ms_, stats.stall_ms - stall_before_ms_);
+  return Status::Ok();
 }
 
 Status OffloadedDecode::Run(std::span<const StepRow> rows, std::span<const uint32_t> outputs,
                             std::span<float> logits) {
-  KVRUN_RETURN_IF_ERROR(BeginStep(rows));
-  KVRUN_RETURN_IF_ERROR(WriteInputs(rows, outputs));
-  if (probe_.is_wanted()) cache_.reports().NoteStep();
-  KVRUN_ASSIGN_OR_RETURN(const DecodeLists::Step step, lists_->For(static_cast<uint32_t>(rows.size()),
-                                                                   static_cast<uint32_t>(outputs.size())));
-  const KvStats& stats = cache_.reports().stats();
-  const double io_before_ms = stats.io_ms;
-  const double stall_before_ms = stats.stall_ms;
-  KVRUN_RETURN_IF_ERROR(Compute(step));
-  if (probe_.is_wanted()) KVRUN_RETURN_IF_ERROR(probe_.Read(cache_, rows[0].position));
-  steps_.EndStep();
-  if (pace_) pace_->Note(stats.io_ms - io_before_ms, stats.stall_ms - stall_before_ms);
+  KVRUN_RETURN_IF_ERROR(Prepare(rows, outputs));
+  KVRUN_ASSIGN_OR_RETURN(
+      const StepLists* lists,
+      lists_->For(static_cast<uint32_t>(rows.size()), static_cast<uint32_t>(outputs.size())));
+  StepRecords* const records = &steps_;
+  KVRUN_RETURN_IF_ERROR(
+      ComputeStep(device_, *lists, lists_->form(), std::span(&records, 1), thread_ ? &*thread_ : nullptr));
+  KVRUN_RETURN_IF_ERROR(Conclude(rows));
   commands_.CopyLogits(logits);
   return Status::Ok();
 }

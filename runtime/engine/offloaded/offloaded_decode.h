@@ -1,5 +1,5 @@
-// Carries out decode steps: all of a step is submitted ahead, and the KV thread serves its layers while the
-// device computes.
+// A pass's decode steps: what comes before a step is computed (ComputeStep), and after. Of a step that passes
+// share each has its own.
 #pragma once
 
 #include <cstdint>
@@ -32,6 +32,10 @@ class OffloadedDecode {
   Status Begin();
   // Begins, and computes rows of different sequences. logits: float [outputs.size(), n_vocab]; may be empty.
   Status Run(std::span<const StepRow> rows, std::span<const uint32_t> outputs, std::span<float> logits);
+  // Run in its parts: Prepare, what is computed, Conclude.
+  Status Prepare(std::span<const StepRow> rows, std::span<const uint32_t> outputs);
+  Status Conclude(std::span<const StepRow> rows);
+  LookBack& look_back() { return *lists_; }
   // Before a prompt: what was recorded is of no use after it.
   void DropLists() { lists_->Drop(); }
 
@@ -42,8 +46,6 @@ class OffloadedDecode {
   Status Learn();
   Status WriteRowsToScore();
   Status WriteInputs(std::span<const StepRow> rows, std::span<const uint32_t> outputs);
-  Status Compute(DecodeLists::Step step);
-  Result<uint64_t> Submit(DecodeLists::Step step);
 
   // The device chooses, by the scores of an index.
   bool scores() const { return cache_.index() != nullptr; }
@@ -58,6 +60,8 @@ class OffloadedDecode {
   std::unique_ptr<DecodeLists> lists_;
   std::optional<SelectionPace> pace_;  // where how much is selected follows the reads
   KvStep kv_step_;
+  double io_before_ms_ = 0.0;  // the step
+  double stall_before_ms_ = 0.0;
 };
 
 }  // namespace kvrun

@@ -124,13 +124,34 @@ Status LayerStates::MakeScratch(const StepCommands& commands) {
   return Status::Ok();
 }
 
-Status LayerStates::RecordLayer(CommandList& list, const StepCommands& commands, uint32_t layer,
-                                uint32_t n_rows, bool of_prompt, const StepPlace& place) const {
+Status LayerStates::RecordInput(CommandList& list, const StepCommands& commands, uint32_t layer,
+                                uint32_t n_rows, const StepPlace& place) {
+  const bool is_attention = commands.config().layers[layer].kind == LayerKind::kWindowedAttention;
+  return is_attention ? commands.BeforeAttention(list, layer, n_rows, place)
+                      : commands.StateInput(list, layer, n_rows, place);
+}
+
+Buffer* LayerStates::InputOf(const StepCommands& commands, uint32_t layer, const StepPlace& place) {
+  const bool is_attention = commands.config().layers[layer].kind == LayerKind::kWindowedAttention;
+  return is_attention ? place.qkv : commands.state_input();
+}
+
+LayerStates::Columns LayerStates::ColumnsOf(const ModelConfig& config, uint32_t layer) {
+  switch (config.layers[layer].kind) {
+    case LayerKind::kAttention:
+    case LayerKind::kWindowedAttention: return {config.q_dim() + 2 * config.kv_dim(), config.q_dim()};
+    case LayerKind::kDeltaNet: return {StepCommands::StateInputDim(config), config.delta_net.value_dim()};
+    case LayerKind::kShortConvolution: return {StepCommands::StateInputDim(config), config.n_embd};
+  }
+  return {};
+}
+
+Status LayerStates::RecordLookBack(CommandList& list, const StepCommands& commands, uint32_t layer,
+                                   uint32_t n_rows, bool of_prompt, const StepPlace& place) const {
   switch (config_->layers[layer].kind) {
     case LayerKind::kAttention: break;
     case LayerKind::kWindowedAttention: {
       const AttentionArgs args = WindowAttention(commands, layer, n_rows, of_prompt, place);
-      KVRUN_RETURN_IF_ERROR(commands.BeforeAttention(list, layer, n_rows, place));
       KVRUN_RETURN_IF_ERROR(list.RopeAndStore(args));
       return list.Attend(args);
     }
@@ -147,7 +168,6 @@ Status LayerStates::RecordDeltaNet(CommandList& list, const StepCommands& comman
   const DeviceLayer& weights = commands.layer(layer);
   const uint32_t stride = StepCommands::StateInputDim(*config_);
   const uint32_t gate_offset = net.n_channels();
-  KVRUN_RETURN_IF_ERROR(commands.StateInput(list, layer, n_rows, place));
   KVRUN_RETURN_IF_ERROR(list.ShortConvolution({.input = commands.state_input(),
                                                .input_stride = stride,
                                                .taps = weights.taps.get(),
@@ -187,7 +207,6 @@ Status LayerStates::RecordDeltaNet(CommandList& list, const StepCommands& comman
 
 Status LayerStates::RecordConvolution(CommandList& list, const StepCommands& commands, uint32_t layer,
                                       uint32_t n_rows, bool of_prompt, const StepPlace& place) const {
-  KVRUN_RETURN_IF_ERROR(commands.StateInput(list, layer, n_rows, place));
   return list.ShortConvolution({.input = commands.state_input(),
                                 .input_stride = StepCommands::StateInputDim(*config_),
                                 .taps = commands.layer(layer).taps.get(),

@@ -38,7 +38,23 @@ class LayerStates {
   // A layer of these kinds as a whole, but for what comes after looking back (StepCommands::AfterAttention):
   // of rows of one sequence's prompt, or each of another sequence. Rows at position 0 begin with nothing.
   Status RecordLayer(CommandList& list, const StepCommands& commands, uint32_t layer, uint32_t n_rows,
-                     bool of_prompt, const StepPlace& place) const;
+                     bool of_prompt, const StepPlace& place) const {
+    KVRUN_RETURN_IF_ERROR(RecordInput(list, commands, layer, n_rows, place));
+    return RecordLookBack(list, commands, layer, n_rows, of_prompt, place);
+  }
+  // The same in two parts: what multiplies with weights, into InputOf; and what uses states, from there to
+  // place.attended.
+  static Status RecordInput(CommandList& list, const StepCommands& commands, uint32_t layer, uint32_t n_rows,
+                            const StepPlace& place);
+  static Buffer* InputOf(const StepCommands& commands, uint32_t layer, const StepPlace& place);
+  Status RecordLookBack(CommandList& list, const StepCommands& commands, uint32_t layer, uint32_t n_rows,
+                        bool of_prompt, const StepPlace& place) const;
+  // Of a row, in both.
+  struct Columns {
+    uint32_t input = 0;
+    uint32_t attended = 0;
+  };
+  static Columns ColumnsOf(const ModelConfig& config, uint32_t layer);
 
   // A copy of one sequence's states.
   class Copy {

@@ -399,9 +399,9 @@ Status StepCommands::Query(CommandList& list, uint32_t layer, uint32_t n_rows, c
   return Status::Ok();
 }
 
-Status StepCommands::Head(CommandList& list, uint32_t n_outputs) const {
+Status StepCommands::Head(CommandList& list, uint32_t n_outputs, const StepPlace& place) const {
   KVRUN_RETURN_IF_ERROR(
-      list.GatherRows(*hidden_, *inputs_.step, n_outputs, config_->n_embd, output_rows_.get()));
+      list.GatherRows(*place.hidden, *place.step, n_outputs, config_->n_embd, output_rows_.get()));
   KVRUN_RETURN_IF_ERROR(list.RmsNorm(*output_rows_, *weights_->output_norm, config_->rms_epsilon, n_outputs,
                                      config_->n_embd, output_rows_.get()));
   return list.MatMul({.weight = &weights_->output(),
@@ -415,8 +415,9 @@ std::span<const float> StepCommands::logits() const {
   return {reinterpret_cast<const float*>(bytes.data()), bytes.size() / sizeof(float)};
 }
 
-void StepCommands::CopyLogits(std::span<float> to) const {
-  std::copy_n(logits().begin(), to.size(), to.begin());
+void StepCommands::CopyLogits(std::span<float> to, uint32_t first_row) const {
+  std::copy_n(logits().begin() + static_cast<ptrdiff_t>(size_t{first_row} * config_->n_vocab), to.size(),
+              to.begin());
   if (config_->logit_cap == 0.0F) return;
   for (float& logit : to) logit = config_->logit_cap * std::tanh(logit / config_->logit_cap);
 }

@@ -108,17 +108,18 @@ class StepCommands {
   Status QueryGate(CommandList& list, uint32_t layer, uint32_t n_rows, const StepPlace& place) const;
   // Norm, and the product that a layer without attention begins with: float [n_rows, state_input_dim].
   Status StateInput(CommandList& list, uint32_t layer, uint32_t n_rows, const StepPlace& place) const;
-  const Buffer* state_input() const { return state_input_.get(); }
+  Buffer* state_input() const { return state_input_.get(); }
   static uint32_t StateInputDim(const ModelConfig& config);  // 0: all layers have attention
   // Q of a layer from hidden states that its norm was applied to: float [n_rows, q_dim], neither normalised
   // nor rotated.
   Status Query(CommandList& list, uint32_t layer, uint32_t n_rows, const Buffer& normed, Buffer* query) const;
   // Logits of the rows that WriteOutputs names.
-  Status Head(CommandList& list, uint32_t n_outputs) const;
+  Status Head(CommandList& list, uint32_t n_outputs) const { return Head(list, n_outputs, own()); }
+  Status Head(CommandList& list, uint32_t n_outputs, const StepPlace& place) const;
   // Of the last step that recorded Head; valid until the next.
   std::span<const float> logits() const;
-  // The first of them to where they are wanted, capped where the model does that.
-  void CopyLogits(std::span<float> to) const;
+  // Those from `first_row` on to where they are wanted, capped where the model does that.
+  void CopyLogits(std::span<float> to, uint32_t first_row = 0) const;
   // Where they will be; null: given up. Until then it may hold anything; what is written is flushed.
   Buffer* logits_buffer() const { return logits_.get(); }
   // While no logits are wanted, other work may have their memory. Nothing that was recorded may name it.

@@ -5,11 +5,8 @@
 
 namespace kvrun {
 
-KvThread::KvThread(Device& device, StepRecords& cache, uint32_t n_layers)
-    : device_(device),
-      cache_(cache),
-      n_layers_(n_layers),
-      values_(1 + cache.plan().method.lookahead + n_layers) {
+KvThread::KvThread(Device& device, uint32_t n_layers, uint32_t lookahead)
+    : device_(device), n_layers_(n_layers), lookahead_(lookahead), values_(1 + lookahead + n_layers) {
   thread_ = std::thread([this] { Main(); });
 }
 
@@ -22,12 +19,14 @@ KvThread::~KvThread() {
   thread_.join();
 }
 
-void KvThread::Begin(uint64_t first_ready) {
+void KvThread::Begin(uint64_t first_ready, std::span<StepRecords* const> caches) {
   n_posted_.store(0);
   abandoned_.store(false);
   {
     const std::lock_guard lock(mutex_);
     first_ready_ = first_ready;
+    caches_.clear();
+    for (StepRecords* records : caches) caches_.push_back({.records = records});
     working_ = true;
   }
   changed_.notify_all();
@@ -68,25 +67,39 @@ void KvThread::Main() {
 
 // What may be written later is, when the device has all that it waits for.
 Status KvThread::ServeStep() {
-  Status status = cache_.WriteLeavingGroups();
+  Status status = WriteLeavingGroups();
   for (uint32_t layer = 0; layer < n_layers_; ++layer) {
     if (status.ok()) status = ServeLayer(layer);
     // The device must not wait for ever, whatever has failed.
     const Status signalled = device_.SignalHost(ReadyValue(layer));
     if (status.ok()) status = signalled;
   }
-  if (status.ok()) status = cache_.WriteCompletedGroups();
-  return status.ok() && cache_.maintains() ? Maintain() : status;
+  for (const Cache& cache : caches_) {
+    if (status.ok()) status = cache.records->WriteCompletedGroups();
+  }
+  return status.ok() ? Maintain() : status;
+}
+
+Status KvThread::WriteLeavingGroups() {
+  for (const Cache& cache : caches_) KVRUN_RETURN_IF_ERROR(cache.records->WriteLeavingGroups());
+  return Status::Ok();
 }
 
 // When all layers are served, so that a step that fails before has changed nothing; while the device computes
 // the last layers and the logits.
 Status KvThread::Maintain() {
+  const auto maintains = [](const Cache& cache) { return cache.records->maintains(); };
+  if (std::none_of(caches_.begin(), caches_.end(), maintains)) return Status::Ok();
   for (uint32_t layer = 0; layer < n_layers_; ++layer) {
     KVRUN_RETURN_IF_ERROR(WaitForList(ListOf(layer)));
-    KVRUN_RETURN_IF_ERROR(cache_.MaintainLayer(layer));
+    for (const Cache& cache : caches_) {
+      if (maintains(cache)) KVRUN_RETURN_IF_ERROR(cache.records->MaintainLayer(layer));
+    }
   }
-  return cache_.PrepareStep();
+  for (const Cache& cache : caches_) {
+    if (maintains(cache)) KVRUN_RETURN_IF_ERROR(cache.records->PrepareStep());
+  }
+  return Status::Ok();
 }
 
 Status KvThread::WaitForList(uint32_t list) {
@@ -100,9 +113,25 @@ Status KvThread::WaitForList(uint32_t list) {
 Status KvThread::ServeLayer(uint32_t layer) {
   KVRUN_RETURN_IF_ERROR(WaitForList(layer));
   const Clock::time_point chosen = Clock::now();
-  KVRUN_RETURN_IF_ERROR(cache_.FetchLayer(layer));
-  NoteStall(layer, chosen, Clock::now());
+  Clock::time_point begun = chosen;
+  for (Cache& cache : caches_) {
+    KVRUN_RETURN_IF_ERROR(cache.records->FetchLayer(layer));
+    const Clock::time_point now = Clock::now();
+    cache.served = now - begun;
+    begun = now;
+  }
+  NoteStall(layer, chosen, begun);
   return Status::Ok();
+}
+
+// To each what it took of the time that all were served in.
+void KvThread::AddStall(double milliseconds) {
+  Clock::duration all{};
+  for (const Cache& cache : caches_) all += cache.served;
+  for (const Cache& cache : caches_) {
+    const double share = all.count() > 0 ? std::chrono::duration<double>(cache.served) / all : 1.0;
+    cache.records->AddStall(milliseconds * share);
+  }
 }
 
 // The device waits from the end of the layer before until this one is ready. That end is seen only when the
@@ -111,8 +140,8 @@ void KvThread::NoteStall(uint32_t layer, Clock::time_point chosen, Clock::time_p
   const auto milliseconds = [](Clock::duration d) {
     return std::chrono::duration<double, std::milli>(d).count();
   };
-  if (layer == 0 || cache_.plan().method.lookahead == 0) {
-    cache_.AddStall(milliseconds(ready - chosen));  // nothing else is to be computed
+  if (layer == 0 || lookahead_ == 0) {
+    AddStall(milliseconds(ready - chosen));  // nothing else is to be computed
     previous_ready_ = ready;
     previous_stalled_ = true;
     return;
@@ -127,7 +156,7 @@ void KvThread::NoteStall(uint32_t layer, Clock::time_point chosen, Clock::time_p
   const uint32_t before = ListOf(layer - 1);
   const bool is_posted = n_posted_.load() > before;
   previous_stalled_ = is_posted && completed.ok() && *completed >= values_[before];
-  if (previous_stalled_) cache_.AddStall(std::max(0.0, milliseconds(ready - began) - layer_ms_));
+  if (previous_stalled_) AddStall(std::max(0.0, milliseconds(ready - began) - layer_ms_));
   previous_began_ = began;
   previous_ready_ = ready;
 }

@@ -1,6 +1,7 @@
 // The second of the two threads that carry a decoded token: for each layer it waits until the device has
 // chosen, brings the groups in, and tells the device to go on. What it shares with the engine's thread is the
-// timeline, and which value each layer's choice completes with.
+// timeline, and which value each layer's choice completes with. A step may be of several caches: a layer is
+// ready when all of them have theirs.
 #pragma once
 
 #include <atomic>
@@ -8,6 +9,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <span>
 #include <thread>
 #include <vector>
 
@@ -19,15 +21,15 @@ namespace kvrun {
 
 class KvThread {
  public:
-  // Both must outlive the thread.
-  KvThread(Device& device, StepRecords& cache, uint32_t n_layers);
+  // `lookahead`: KvMethod::lookahead, of all caches. The device must outlive the thread.
+  KvThread(Device& device, uint32_t n_layers, uint32_t lookahead);
   KvThread(const KvThread&) = delete;
   KvThread& operator=(const KvThread&) = delete;
   ~KvThread();
 
-  // The engine's thread: begins to serve a step (after StepRecords::BeginStep), whose layers are signalled
-  // with the host's timeline values from `first_ready` on.
-  void Begin(uint64_t first_ready);
+  // The engine's thread: begins to serve a step of these caches (after StepRecords::BeginStep of each), whose
+  // layers are signalled with the host's timeline values from `first_ready` on. They must outlive the step.
+  void Begin(uint64_t first_ready, std::span<StepRecords* const> caches);
   // The host's timeline value that says that a layer's groups are there.
   uint64_t ReadyValue(uint32_t layer) const { return first_ready_ + layer; }
   // The device's timeline values of the step's lists, in their order: list i ends with the choice of layer i.
@@ -47,15 +49,23 @@ class KvThread {
 
   void Main();
   Status ServeStep();
+  Status WriteLeavingGroups();
   Status ServeLayer(uint32_t layer);
   Status Maintain();
   Status WaitForList(uint32_t list);
-  uint32_t ListOf(uint32_t layer) const { return 1 + cache_.plan().method.lookahead + layer; }
+  uint32_t ListOf(uint32_t layer) const { return 1 + lookahead_ + layer; }
   void NoteStall(uint32_t layer, Clock::time_point chosen, Clock::time_point ready);
+  void AddStall(double milliseconds);
 
   Device& device_;
-  StepRecords& cache_;
-  uint32_t n_layers_;
+  const uint32_t n_layers_;
+  const uint32_t lookahead_;
+  // Of the step that is served.
+  struct Cache {
+    StepRecords* records = nullptr;
+    Clock::duration served{};  // how long the last layer took
+  };
+  std::vector<Cache> caches_;
   uint64_t first_ready_ = 1;
   std::vector<uint64_t> values_;  // of each list
   std::atomic<uint32_t> n_posted_{0};
