@@ -39,9 +39,9 @@ class RequestLane {
   // says so). An error ends the request.
   Status Read(SessionOptions options, StoredPrompts::Place place, const MakeSession& make,
               const std::string& new_path, const RestFn& rest);
-  // Begins the answer. Then a token at a time, until it is done.
+  // Begins the answer, which then goes on a token at a time, until it is done.
   Status BeginAnswer();
-  Status Step() { return answer_->Step(); }
+  Generation* answer() { return answer_.get(); }
   bool is_answered() const { return answer_->is_done(); }
   // What was read and answered is kept, where there is a place for it.
   void Save();

@@ -194,14 +194,17 @@ void Scheduler::NoteRead() {
 
 void Scheduler::StepAnswers() {
   const Clock::time_point begin = Clock::now();
-  for (size_t i = 0; i < answering_.size();) {
-    const Status status = answering_[i]->Step();
-    if (status.ok() && !answering_[i]->is_answered()) {
-      ++i;
+  std::vector<Generation*> answers;
+  for (const auto& lane : answering_) answers.push_back(lane->answer());
+  const std::vector<Status> statuses = joint_.Step(answers);
+  size_t at = 0;
+  for (const Status& status : statuses) {
+    if (status.ok() && !answering_[at]->is_answered()) {
+      ++at;
       continue;
     }
-    std::unique_ptr<RequestLane> lane = std::move(answering_[i]);
-    answering_.erase(answering_.begin() + static_cast<std::ptrdiff_t>(i));
+    std::unique_ptr<RequestLane> lane = std::move(answering_[at]);
+    answering_.erase(answering_.begin() + static_cast<std::ptrdiff_t>(at));
     Finish(std::move(lane), status);
   }
   owed_to_answers_ -= Clock::now() - begin;
@@ -218,6 +221,7 @@ void Scheduler::Finish(std::unique_ptr<RequestLane> lane, const Status& status) 
     written_bytes_ += lane->session()->written_bytes();
   }
   const std::vector<TokenId> kept = lane->KeptTokens();
+  if (lane->answer() != nullptr) joint_.Forget(lane->answer());
   lane->CloseSession();
   reported_ = {};
   if (lane->given_up()) stored_->GiveUp(*lane->given_up());

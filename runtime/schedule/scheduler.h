@@ -16,6 +16,7 @@
 
 #include "platform/base/status.h"
 #include "runtime/engine/engine.h"
+#include "runtime/engine/session/joint_answers.h"
 #include "runtime/kv/plan/kv_report.h"
 #include "runtime/schedule/request.h"
 #include "runtime/schedule/request_lane.h"
@@ -122,6 +123,7 @@ class Scheduler {
   std::unique_ptr<RequestLane> reading_;
   Status read_status_ = Status::Ok();
   std::vector<std::unique_ptr<RequestLane>> answering_;
+  JointAnswers joint_;
   Clock::duration owed_to_answers_{};  // before reading goes on
   Clock::time_point reported_;
   std::optional<uint64_t> reported_changes_;  // of stored_

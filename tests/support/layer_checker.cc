@@ -82,7 +82,7 @@ const std::vector<Layer>& Layers() {
       EngineLayer("resident", {"pass"}, {"math", "plan", "memory"}),
       EngineLayer("offloaded", {"pass", "resident"},
                   {"math", "plan", "contracts", "memory", "planner", "serve"}),
-      EngineLayer("forward", {"pass", "resident", "offloaded"}, {}),
+      EngineLayer("forward", {"pass", "resident", "offloaded"}, {"serve"}),
       EngineLayer("machine", {"text", "pass", "forward"}, {"plan", "serve"}),
       EngineLayer("device", {"pass", "resident", "machine"}, {}),
       EngineLayer("session", {"text", "pass", "offloaded", "forward", "machine"},

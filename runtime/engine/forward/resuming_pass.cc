@@ -166,14 +166,29 @@ Status ResumingPass::Compute(const ForwardStep& step, std::span<const uint32_t> 
     for (const KvSpan& span : spans) places_.Cut(span.sequence, span.first_position);
     return ran;
   }
-  for (const KvSpan& span : spans) {
-    sequences_[span.sequence].position = span.end();
-    const auto kept = places_.of(span.sequence);
-    const uint32_t last_kept = kept.empty() ? 0 : kept.back().position;
-    if (span.kind == SpanKind::kPrompt || span.end() - last_kept >= kGeneratedTokens) {
-      KVRUN_RETURN_IF_ERROR(Keep(span.sequence, span.end()));
-    }
-  }
+  for (const KvSpan& span : spans) KVRUN_RETURN_IF_ERROR(NoteComputed(span));
+  return Status::Ok();
+}
+
+Status ResumingPass::NoteComputed(const KvSpan& span) {
+  sequences_[span.sequence].position = span.end();
+  const auto kept = places_.of(span.sequence);
+  const uint32_t last_kept = kept.empty() ? 0 : kept.back().position;
+  const bool keeps = span.kind == SpanKind::kPrompt || span.end() - last_kept >= kGeneratedTokens;
+  return keeps ? Keep(span.sequence, span.end()) : Status::Ok();
+}
+
+Status ResumingPass::Begin(const StepRow& row) {
+  work_ = {.n_repeated = 0, .n_all = 1 + MissingBefore(0, row.position), .n_of_step = 1};
+  KVRUN_RETURN_IF_ERROR(ComeTo(0, row.position));
+  sequences_[0].position.reset();
+  return pass_->step_member()->Begin(row);
+}
+
+Status ResumingPass::End(const StepRow& row) {
+  KVRUN_RETURN_IF_ERROR(pass_->step_member()->End(row));
+  KVRUN_RETURN_IF_ERROR(NoteComputed({row.sequence, row.position, 1, SpanKind::kDecode}));
+  sequences_[0].ids.push_back(row.id);
   return Status::Ok();
 }
 

@@ -17,10 +17,11 @@
 #include "runtime/engine/forward/copy_places.h"
 #include "runtime/engine/pass/forward_pass.h"
 #include "runtime/engine/pass/layer_states.h"
+#include "runtime/engine/pass/step_member.h"
 
 namespace kvrun {
 
-class ResumingPass : public ForwardPass {
+class ResumingPass : public ForwardPass, public StepMember {
  public:
   // `pass` has layer states. n_copies: of a sequence, where all have as many.
   ResumingPass(std::unique_ptr<ForwardPass> pass, uint32_t n_sequences, uint32_t n_ctx, uint32_t n_copies);
@@ -38,10 +39,18 @@ class ResumingPass : public ForwardPass {
   void ResetKvReport() override { pass_->ResetKvReport(); }
   RecordCache* record_cache() override { return pass_->record_cache(); }
   LayerStates* layer_states() override { return pass_->layer_states(); }
+  StepMember* step_member() override { return pass_->step_member() != nullptr ? this : nullptr; }
   void Cut(uint32_t sequence, uint32_t length) override;
   uint64_t recomputed_tokens() const override { return recomputed_tokens_; }
   // With the copies.
   Status VisitState(StateVisitor& visitor, std::span<const uint32_t> lengths) override;
+
+  Device& device() override { return pass_->step_member()->device(); }
+  StepCommands& commands() override { return pass_->step_member()->commands(); }
+  LookBack& look_back() override { return pass_->step_member()->look_back(); }
+  StepRecords* records() override { return pass_->step_member()->records(); }
+  Status Begin(const StepRow& row) override;
+  Status End(const StepRow& row) override;
 
   // Of a sequence's copies, ascending. For tests.
   std::span<const CopyPlaces::Place> copies(uint32_t sequence) const { return places_.of(sequence); }
@@ -59,6 +68,8 @@ class ResumingPass : public ForwardPass {
   Status Repeat(uint32_t sequence, uint32_t begin, uint32_t end);
   // Computes the step, whose sequences' states are where it begins, and makes copies.
   Status Compute(const ForwardStep& step, std::span<const uint32_t> outputs, std::span<float> logits);
+  // The span was computed: its states are those at its end.
+  Status NoteComputed(const KvSpan& span);
   // A copy of the states, which are those before `position`.
   Status Keep(uint32_t sequence, uint32_t position);
   std::vector<LayerStates::Saving> ChooseSavings(uint32_t sequence, std::span<const uint32_t> ends);

@@ -14,6 +14,7 @@
 #include "runtime/engine/offloaded/static_refresh.h"
 #include "runtime/engine/pass/layer_states.h"
 #include "runtime/engine/pass/step_commands.h"
+#include "runtime/engine/pass/step_member.h"
 #include "runtime/engine/pass/step_parts.h"
 #include "runtime/kv/serve/record_cache.h"
 
@@ -23,7 +24,7 @@ namespace {
 // A prompt cannot attend to what lies before it as its tiles do: some of that was evicted.
 bool LeavesGaps(const KvPlan& plan) { return plan.method.evicts(); }
 
-class OffloadedForwardPass final : public ForwardPass {
+class OffloadedForwardPass final : public ForwardPass, public StepMember {
  public:
   OffloadedForwardPass(Device& device, StepCommands commands, std::unique_ptr<RecordCache> cache,
                        LayerStates states, std::unique_ptr<SpillFile> spill)
@@ -57,10 +58,19 @@ class OffloadedForwardPass final : public ForwardPass {
   void ResetKvReport() override;
   RecordCache* record_cache() override { return cache_.get(); }
   LayerStates* layer_states() override { return &states_; }
+  StepMember* step_member() override { return cache_->plan().n_sequences == 1 ? this : nullptr; }
   Status VisitState(StateVisitor& visitor, std::span<const uint32_t> lengths) override;
+
+  Device& device() override { return device_; }
+  StepCommands& commands() override { return commands_; }
+  LookBack& look_back() override { return decode_->look_back(); }
+  StepRecords* records() override { return &cache_->steps(); }
+  Status Begin(const StepRow& row) override;
+  Status End(const StepRow& row) override;
 
  private:
   Status GiveNorms();
+  Status BeforeDecode(std::span<const StepRow> rows);
   Status RunPart(const StepPart& part, std::span<const uint32_t> outputs, std::span<float> logits);
   Status RunPrompt(std::span<const StepRow> rows, const StepProgress& progress, bool may_select);
   Status RunRowByRow(std::span<const StepRow> rows, std::span<const uint32_t> outputs,
@@ -153,15 +163,14 @@ Status OffloadedForwardPass::Run(const ForwardStep& step, std::span<const uint32
 Status OffloadedForwardPass::RunPart(const StepPart& part, std::span<const uint32_t> outputs,
                                      std::span<float> logits) {
   const std::span<const StepRow> rows = part.rows;
-  last_rows_ = static_cast<uint32_t>(rows.size());
-  prompt_rows_.Forget();
-  const bool is_prompt = part.is_prompt && rows.size() > 1;
-  KVRUN_RETURN_IF_ERROR(refresh_.CatchUp(is_prompt ? rows.first(1) : rows));
-  if (!is_prompt) {
-    KVRUN_RETURN_IF_ERROR(refresh_.ChooseAgain(rows));
+  if (!part.is_prompt || rows.size() == 1) {
+    KVRUN_RETURN_IF_ERROR(BeforeDecode(rows));
     KVRUN_RETURN_IF_ERROR(RunDecode(rows, outputs, logits));
     return refresh_.Note(rows);
   }
+  last_rows_ = static_cast<uint32_t>(rows.size());
+  prompt_rows_.Forget();
+  KVRUN_RETURN_IF_ERROR(refresh_.CatchUp(rows.first(1)));
   const bool goes_on = LeavesGaps(cache_->plan()) && rows[0].position > 0;
   StepProgress of_part;
   if (progress_ && rows.size() < part.n_of_step) {
@@ -174,6 +183,29 @@ Status OffloadedForwardPass::RunPart(const StepPart& part, std::span<const uint3
                                 : RunPrompt(rows, progress, /*may_select=*/true));
   KVRUN_RETURN_IF_ERROR(refresh_.NotePrompt(rows));
   return outputs.empty() ? Status::Ok() : MoreLogits(outputs, logits);
+}
+
+Status OffloadedForwardPass::BeforeDecode(std::span<const StepRow> rows) {
+  last_rows_ = static_cast<uint32_t>(rows.size());
+  prompt_rows_.Forget();
+  KVRUN_RETURN_IF_ERROR(refresh_.CatchUp(rows));
+  return refresh_.ChooseAgain(rows);
+}
+
+Status OffloadedForwardPass::Begin(const StepRow& row) {
+  const KvPlan& plan = cache_->plan();
+  KVRUN_RETURN_IF_ERROR(
+      commands_.CheckStep(ForwardStep(SpanKind::kDecode, row), max_rows(), plan.n_ctx, plan.n_sequences));
+  const std::span rows(&row, 1);
+  KVRUN_RETURN_IF_ERROR(BeforeDecode(rows));
+  prefill_.reset();
+  return decode_->Prepare(rows, {});
+}
+
+Status OffloadedForwardPass::End(const StepRow& row) {
+  const std::span rows(&row, 1);
+  KVRUN_RETURN_IF_ERROR(decode_->Conclude(rows));
+  return refresh_.Note(rows);
 }
 
 Status OffloadedForwardPass::VisitState(StateVisitor& visitor, std::span<const uint32_t> lengths) {

@@ -18,6 +18,7 @@
 namespace kvrun {
 
 class LayerStates;
+class StepMember;
 class StateVisitor;
 class RecordCache;
 
@@ -63,6 +64,8 @@ class ForwardPass {
   virtual RecordCache* record_cache() { return nullptr; }
   // What layers without growing KV keep. Never null where the model has such layers.
   virtual LayerStates* layer_states() { return nullptr; }
+  // Its part in steps that passes share; null where it has none. Of a pass with one sequence.
+  virtual StepMember* step_member() { return nullptr; }
   // The sequence is forgotten from `length` on, which the next Run would say as well: what is kept for its
   // sake may be another's.
   virtual void Cut(uint32_t /*sequence*/, uint32_t /*length*/) {}

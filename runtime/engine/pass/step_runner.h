@@ -62,6 +62,10 @@ class StepRunner {
     return pass_->VisitState(visitor, lengths);
   }
 
+  // Its part in steps that passes share, which are computed under Lock; null: it has none.
+  StepMember* step_member() { return pass_->step_member(); }
+  std::unique_lock<std::mutex> Lock() { return std::unique_lock(*device_mutex_); }
+
   // At most max_rows() rows and max_output_rows() outputs.
   Status Run(const ForwardStep& step, std::span<const uint32_t> outputs, std::span<float> logits) {
     const std::lock_guard lock(*device_mutex_);

@@ -124,6 +124,20 @@ Status ResidentForwardPass::RecordAttention(CommandList& list, const StepShape& 
   return list.Attend(attention);
 }
 
+Status ResidentForwardPass::Begin(const StepRow& row) {
+  KVRUN_RETURN_IF_ERROR(commands_.CheckStep(ForwardStep(SpanKind::kDecode, row), kChunkRows,
+                                            cache_.shape().n_ctx, cache_.shape().n_sequences));
+  commands_.WriteRows(std::span(&row, 1));
+  last_rows_ = 1;
+  return Status::Ok();
+}
+
+Status ResidentForwardPass::RecordAttention(CommandList& list, uint32_t layer, uint32_t n_rows) {
+  const AttentionArgs attention = Attention({.n_rows = n_rows}, layer);
+  KVRUN_RETURN_IF_ERROR(list.RopeAndStore(attention));
+  return list.Attend(attention);
+}
+
 Result<CommandList*> ResidentForwardPass::ListFor(const StepShape& shape) {
   const auto found =
       std::find_if(lists_.begin(), lists_.end(), [&](const auto& entry) { return entry.first == shape; });

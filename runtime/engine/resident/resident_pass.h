@@ -15,13 +15,15 @@
 #include "runtime/engine/pass/forward_pass.h"
 #include "runtime/engine/pass/layer_states.h"
 #include "runtime/engine/pass/layer_sums.h"
+#include "runtime/engine/pass/look_back.h"
 #include "runtime/engine/pass/step_commands.h"
+#include "runtime/engine/pass/step_member.h"
 #include "runtime/engine/pass/step_parts.h"
 #include "runtime/kv/memory/resident_cache.h"
 
 namespace kvrun {
 
-class ResidentForwardPass : public ForwardPass {
+class ResidentForwardPass : public ForwardPass, public StepMember, private LookBack {
  public:
   // `sink_rows`: where given, prompts' keys (but the first so many of them) and queries are summed up per
   // layer, for adapters.
@@ -39,7 +41,16 @@ class ResidentForwardPass : public ForwardPass {
   // Of the n-th of the layers that keep growing KV.
   Buffer* kv(uint32_t nth) { return cache_.layer(nth); }
   LayerStates* layer_states() override { return &states_; }
+  StepMember* step_member() override { return cache_.shape().n_sequences == 1 ? this : nullptr; }
   Status VisitState(StateVisitor& visitor, std::span<const uint32_t> lengths) override;
+
+  Device& device() override { return device_; }
+  StepCommands& commands() override { return commands_; }
+  LookBack& look_back() override { return *this; }
+  StepRecords* records() override { return nullptr; }
+  Status Begin(const StepRow& row) override;
+  Status End(const StepRow& /*row*/) override { return Status::Ok(); }
+
   // Of all rows that were summed up since the pass was created, or ClearSums: over any number of prompts,
   // each from position 0, whose sinks are left out. Steps of a single row are not summed up. Points into
   // this.
@@ -68,6 +79,16 @@ class ResidentForwardPass : public ForwardPass {
         cache_(std::move(cache)),
         states_(std::move(states)),
         parts_(commands_.config().n_vocab) {}
+
+  StepForm form() const override { return {.is_one_list = true}; }
+  uint64_t version() const override { return 0; }
+  const StepCommands& commands() const override { return commands_; }
+  const LayerStates& states() const override { return states_; }
+  Status RecordAttention(CommandList& list, uint32_t layer, uint32_t n_rows) override;
+  Buffer* query() override { return nullptr; }
+  Status RecordChoice(CommandList& /*list*/, uint32_t /*layer*/, uint32_t /*n_rows*/) override {
+    return Status::Ok();
+  }
 
   Status CreateScratch();
   Status RunPart(const StepPart& part, std::span<const uint32_t> outputs, std::span<float> logits);

@@ -32,9 +32,55 @@ Status Generation::Run() {
 }
 
 Status Generation::Step() {
+  BeginStep();
+  KVRUN_RETURN_IF_ERROR(Compute());
+  return EndStep();
+}
+
+// One step for the active lanes, except those whose logits are there from their feed. A lane without a
+// pending token (after a truncation, a cancel) computes its last token again.
+void Generation::BeginStep() {
+  ForwardStep& step = session_->step_;
+  std::vector<uint32_t>& outputs = session_->outputs_;
+  step.Clear();
+  outputs.clear();
   DropFullLanes();
+  if (is_done()) return;
+  for (const Lane& lane : lanes_) {
+    const SequenceState& state = *lane.state;
+    if (!lane.is_active || state.has_logits) continue;
+    const uint32_t position = state.has_pending_token() ? state.n_computed : state.n_computed - 1;
+    outputs.push_back(static_cast<uint32_t>(step.size()));
+    step.Add(SpanKind::kDecode, {state.tokens[position], position, lane.sequence});
+  }
+  session_->logits_.resize(step.size() * session_->n_vocab());
+}
+
+Status Generation::Compute() {
+  const ForwardStep& step = session_->step_;
+  if (step.empty()) return Status::Ok();
+  const AddElapsed timer(&session_->stats_.decode_ms);
+  KVRUN_RETURN_IF_ERROR(session_->runner_.RunAll(step, session_->outputs_, session_->logits_));
+  session_->stats_.decode_tokens += step.size();
+  return Status::Ok();
+}
+
+StepMember* Generation::member() const {
+  return session_->step_.size() == 1 ? session_->runner_.step_member() : nullptr;
+}
+
+SharedStep::Row Generation::RowToCompute() {
+  return {.member = member(), .row = session_->step_.rows()[0], .logits = session_->logits_};
+}
+
+void Generation::NoteComputed(std::chrono::steady_clock::duration share) {
+  session_->stats_.decode_ms += std::chrono::duration<double, std::milli>(share).count();
+  ++session_->stats_.decode_tokens;
+}
+
+Status Generation::EndStep() {
   if (is_done()) return Status::Ok();
-  KVRUN_RETURN_IF_ERROR(ComputeLogits());
+  GiveOutLogits();
   KVRUN_RETURN_IF_ERROR(SampleLanes());
   session_->NoteWrites(/*is_end=*/false);
   return Status::Ok();
@@ -56,28 +102,8 @@ bool Generation::HasActiveLane() const {
   return std::any_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) { return lane.is_active; });
 }
 
-// One step for the active lanes, except those whose logits are there from their feed. A lane without a
-// pending token (after a truncation, a cancel) computes its last token again.
-Status Generation::ComputeLogits() {
-  ForwardStep& step = session_->step_;
-  std::vector<uint32_t>& outputs = session_->outputs_;
-  std::vector<float>& logits = session_->logits_;
+void Generation::GiveOutLogits() {
   const uint32_t n_vocab = session_->n_vocab();
-  step.Clear();
-  outputs.clear();
-  for (const Lane& lane : lanes_) {
-    const SequenceState& state = *lane.state;
-    if (!lane.is_active || state.has_logits) continue;
-    const uint32_t position = state.has_pending_token() ? state.n_computed : state.n_computed - 1;
-    outputs.push_back(static_cast<uint32_t>(step.size()));
-    step.Add(SpanKind::kDecode, {state.tokens[position], position, lane.sequence});
-  }
-  if (!step.empty()) {
-    logits.resize(step.size() * n_vocab);
-    const AddElapsed timer(&session_->stats_.decode_ms);
-    KVRUN_RETURN_IF_ERROR(session_->runner_.RunAll(step, outputs, logits));
-    session_->stats_.decode_tokens += step.size();
-  }
   size_t row = 0;
   for (Lane& lane : lanes_) {
     if (!lane.is_active) continue;
@@ -85,10 +111,9 @@ Status Generation::ComputeLogits() {
       lane.logits = lane.state->logits;
     } else {
       lane.state->n_computed = static_cast<uint32_t>(lane.state->tokens.size());
-      lane.logits = std::span<float>(logits).subspan(row++ * n_vocab, n_vocab);
+      lane.logits = std::span<float>(session_->logits_).subspan(row++ * n_vocab, n_vocab);
     }
   }
-  return Status::Ok();
 }
 
 Status Generation::SampleLanes() {

@@ -2,13 +2,16 @@
 // sequences continued together, a device step per token.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "platform/base/status.h"
+#include "runtime/engine/forward/shared_step.h"
 #include "runtime/engine/session/session.h"
 #include "runtime/engine/text/repeat_watch.h"
 #include "runtime/engine/text/sampler.h"
@@ -27,6 +30,18 @@ class Generation {
   // A token of each sequence that goes on; nothing else is done with the session between two of them. After
   // an error, and where it is done, not again.
   Status Step();
+  // Step in its parts, between which others' may be computed: BeginStep; Compute, or what it computes as a row
+  // of a step that sessions share (JointAnswers); EndStep, where that succeeded.
+  void BeginStep();
+  Status Compute();
+  Status EndStep();
+  // Null: Compute alone can do it, or has nothing to do.
+  StepMember* member() const;
+  // Where there is a member. Logits are for EndStep; the step is computed under the lock.
+  SharedStep::Row RowToCompute();
+  std::unique_lock<std::mutex> LockDevice() { return session_->runner_.Lock(); }
+  // It was computed, and this is the answer's share of the time.
+  void NoteComputed(std::chrono::steady_clock::duration share);
   // All have finished, or the callback asked to stop.
   bool is_done() const { return is_cancelled_ || !HasActiveLane(); }
   // Lanes that did not finish read kCancelled. results: empty or a place for each sequence.
@@ -49,7 +64,7 @@ class Generation {
   bool BeginsText(const SequenceState& state) const;
   void DropFullLanes();
   bool HasActiveLane() const;
-  Status ComputeLogits();
+  void GiveOutLogits();
   Status SampleLanes();
   Status SampleLane(Lane* lane);
   void TakeToken(Lane* lane, TokenId id);

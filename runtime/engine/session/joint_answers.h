@@ -1,0 +1,37 @@
+// Answers of several sessions of one engine, a token of each at a time: what the device computes for them is
+// one step, where their passes can share one.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "platform/base/status.h"
+#include "runtime/engine/forward/shared_step.h"
+#include "runtime/engine/session/generation.h"
+
+namespace kvrun {
+
+class JointAnswers {
+ public:
+  // As Generation::Step of each, which fails or not by itself. [answers.size()]
+  std::vector<Status> Step(std::span<Generation* const> answers);
+  // Before the session of an answer is gone.
+  void Forget(Generation* answer);
+
+ private:
+  struct Place {
+    Generation* answer = nullptr;
+    Status* status = nullptr;
+  };
+  using Clock = std::chrono::steady_clock;
+
+  void ComputeTogether(SharedStep* shared, std::span<const Place> places);
+  SharedStep* SharedOf(const StepForm& form);
+
+  std::vector<std::pair<StepForm, std::unique_ptr<SharedStep>>> shared_;
+};
+
+}  // namespace kvrun
