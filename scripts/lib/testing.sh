@@ -14,7 +14,7 @@ mkdir -p "$logs"
 # What a person has set for kvrun must not change what is tested, but for where test data lies.
 for variable in $(compgen -e KVRUN_); do
   case $variable in
-    KVRUN_ROOT | KVRUN_MODEL | KVRUN_SHARED_DIR | KVRUN_SWIFTSHADER_ICD | KVRUN_LONG_TESTS) ;;
+    KVRUN_ROOT | KVRUN_MODEL | KVRUN_SHARED_DIR | KVRUN_SWIFTSHADER_ICD | KVRUN_LONG_TESTS | KVRUN_TEST_UNTIL) ;;
     *) unset "$variable" ;;
   esac
 done
@@ -33,6 +33,15 @@ skip_step() {
   skipped=$((skipped + 1))
   skipped_names+=("$1: $2")
   report SKIP "$1" "$2"
+}
+
+# has_time NAME NEED_S: whether a step that takes so long ends by KVRUN_TEST_UNTIL (seconds since 1970), where that is set.
+# Else it is counted as skipped.
+has_time() {
+  local left_s=$((${KVRUN_TEST_UNTIL:-9999999999} - $(date +%s)))
+  [[ $2 -gt $left_s ]] || return 0
+  skip_step "$1" "$left_s s are left, and it would take $2 s: run it by hand"
+  return 1
 }
 
 # step NAME COMMAND...: one check, which passes if the command does.
