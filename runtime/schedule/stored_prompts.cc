@@ -84,6 +84,7 @@ std::optional<StoredPrompts::Place> StoredPrompts::Take(std::span<const TokenId>
   }
   if (n_in_use >= place.n_common + kWorthWaiting) return std::nullopt;
   ++n_changes_;
+  if (place.is_new) Prune();  // others may have filled the disk
   Entry& entry = entries_[place.path];
   if (place.is_new) entry.is_own = entry.counts = true;
   // What it is to hold: another prompt that begins so may wait for it.
@@ -133,6 +134,13 @@ void StoredPrompts::GiveUp(const Place& place) {
   found->second.tokens.clear();
 }
 
+uint64_t StoredPrompts::FreeBytes() const {
+  if (options_.free_bytes) return options_.free_bytes();
+  std::error_code error;
+  const fs::space_info space = fs::space(options_.folder, error);
+  return error ? UINT64_MAX : space.available;
+}
+
 // The least recently used go first.
 void StoredPrompts::Prune() {
   std::vector<std::map<std::string, Entry>::iterator> counted;
@@ -141,13 +149,19 @@ void StoredPrompts::Prune() {
     if (!i->second.counts) continue;
     counted.push_back(i);
     bytes += i->second.size_bytes;
+    largest_bytes_ = std::max(largest_bytes_, i->second.size_bytes);
+  }
+  uint64_t most_bytes = options_.keep_bytes;
+  if (const uint64_t free_bytes = FreeBytes(); free_bytes < UINT64_MAX - bytes) {
+    const uint64_t room_bytes = bytes + free_bytes;
+    most_bytes = std::min(most_bytes, room_bytes - std::min(largest_bytes_, room_bytes / 2));
   }
   std::sort(counted.begin(), counted.end(), [](const auto& a, const auto& b) {
     return std::tuple(a->second.last_use, a->second.used_s) <
            std::tuple(b->second.last_use, b->second.used_s);
   });
   for (const auto& entry : counted) {
-    if (bytes <= options_.keep_bytes) return;
+    if (bytes <= most_bytes) return;
     if (entry->second.n_users > 0) continue;
     const Status removed = RemoveSession(entry->first);
     if (!removed.ok() && removed.code() != StatusCode::kNotFound) continue;

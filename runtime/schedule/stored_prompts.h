@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -18,8 +19,11 @@ namespace kvrun {
 struct StoredPromptsOptions {
   std::string folder;                    // that there is; empty: nothing is kept
   std::shared_ptr<const SecretKey> key;  // null: sessions are plain
-  uint64_t keep_bytes = 0;               // of those that are made here, and of documents that kvrun run keeps
-  std::string model;                     // its fingerprint: others' sessions are left alone
+  // Of those that are made here, and of documents that kvrun run keeps. Fewer are kept where the disk would
+  // have no room for another like the largest of them.
+  uint64_t keep_bytes = 0;
+  std::string model;                          // its fingerprint: others' sessions are left alone
+  std::function<uint64_t()> free_bytes = {};  // on the disk; empty: the folder's
 };
 
 // One thread.
@@ -81,12 +85,14 @@ class StoredPrompts {
 
   Use UseOf(const Entry& entry, uint32_t n_common) const;
   void ReadAgain(const std::string& path);
+  uint64_t FreeBytes() const;
   void Prune();
 
   const StoredPromptsOptions options_;
   std::map<std::string, Entry> entries_;  // by path
   uint64_t n_uses_ = 0;
   uint64_t n_changes_ = 0;
+  uint64_t largest_bytes_ = 0;  // that one has had
 };
 
 }  // namespace kvrun

@@ -189,6 +189,25 @@ TEST_F(StoredPromptsTest, WhatCannotBeOpenedIsNotTriedAgain) {
   EXPECT_EQ(Listed(prompts->all()), OnDisk());
 }
 
+TEST_F(StoredPromptsTest, TheDiskHasRoomForAnother) {
+  for (const int i : {0, 1, 2}) Write(PathOf("serve-" + std::to_string(i)), SomeIds(200, i));
+  const uint64_t each = SessionSizeBytes(PathOf("serve-0"));
+  uint64_t free_bytes = each / 2;
+  StoredPromptsOptions options = Options();
+  options.free_bytes = [&free_bytes] { return free_bytes; };
+  const auto prompts = OrDie(StoredPrompts::Open(options));
+  EXPECT_EQ(OnDisk().size(), 2U);
+  // Somebody else fills the disk: before another is made there is room, but not all goes for it.
+  free_bytes = 0;
+  const auto place = prompts->Take(SomeIds(200, 5));
+  EXPECT_TRUE(place->is_new);
+  EXPECT_EQ(OnDisk().size(), 1U);
+  free_bytes = each * 9;
+  Write(place->path, SomeIds(200, 5));
+  prompts->PutBack(*place, SomeIds(200, 5));
+  EXPECT_EQ(OnDisk().size(), 2U);
+}
+
 TEST_F(StoredPromptsTest, TheLeastRecentlyUsedGo) {
   for (const int i : {0, 1, 2}) Write(PathOf("serve-" + std::to_string(i)), SomeIds(200, i));
   Write(PathOf("thesis"), SomeIds(200, 9));
