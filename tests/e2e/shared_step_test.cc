@@ -1,5 +1,7 @@
 // Rows of several passes as one step, of every architecture, with KV in memory and in records: each gets the
 // logits of its pass alone, and a row that fails costs the others nothing.
+#include "runtime/engine/forward/shared_step.h"
+
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -7,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "runtime/engine/forward/shared_step.h"
 #include "runtime/engine/pass/step_member.h"
 #include "tests/support/architecture_fixture.h"
 #include "tests/support/or_die.h"
@@ -26,11 +27,10 @@ class SharedSteps : public ArchitectureFixture {
   std::vector<std::unique_ptr<ForwardPass>> Passes(const std::string& options, uint32_t n) const {
     std::vector<std::unique_ptr<ForwardPass>> passes;
     for (uint32_t i = 0; i < n; ++i) {
-      passes.push_back(options.empty()
-                           ? NewPass(KvType::kF16)
-                           : loaded_.NewPass({.n_ctx = kRoom,
-                                              .offloaded = OffloadedOptionsOrDie(loaded_, folder_, options,
-                                                                                 kRoom, 1)}));
+      passes.push_back(options.empty() ? NewPass(KvType::kF16)
+                                       : loaded_.NewPass({.n_ctx = kRoom,
+                                                          .offloaded = OffloadedOptionsOrDie(
+                                                              loaded_, folder_, options, kRoom, 1)}));
       RunSpan(*passes.back(), SpanKind::kPrompt, 0, Begin(i));
     }
     return passes;
@@ -87,9 +87,9 @@ TEST_P(SharedSteps, AreThoseOfEachAlone) {
   CompareWithAlone("");
   CompareWithAlone(kKvSwap);
   if (!IsHost()) return;  // which commands there are does not depend on the device
-  for (const char* options : {"--kv-method dynakv --kv-type f16 --kv-select 60 --kv-window 16",
-                              "--kv-method h2o --kv-type f16 --kv-budget 1/3",
-                              "--kv-method flexgen --kv-type int8"}) {
+  for (const char* options :
+       {"--kv-method dynakv --kv-type f16 --kv-select 60 --kv-window 16",
+        "--kv-method h2o --kv-type f16 --kv-budget 1/3", "--kv-method flexgen --kv-type int8"}) {
     CompareWithAlone(options);
   }
 }

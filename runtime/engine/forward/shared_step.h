@@ -25,7 +25,7 @@ class SharedStep {
   struct Row {
     StepMember* member = nullptr;
     StepRow row;
-    std::span<float> logits;        // float [n_vocab]
+    std::span<float> logits;       // float [n_vocab]
     Status status = Status::Ok();  // of its own
   };
   static constexpr size_t kMostRows = kMaxOutputRows;

@@ -1,5 +1,5 @@
-// The command lists of a pass's decode steps, and what of them looks back into records: the choice by an index,
-// and attention to slots, window and what is kept.
+// The command lists of a pass's decode steps, and what of them looks back into records: the choice by an
+// index, and attention to slots, window and what is kept.
 #pragma once
 
 #include <cstdint>

@@ -100,9 +100,8 @@ Status OffloadedDecode::Conclude(std::span<const StepRow> rows) {
 Status OffloadedDecode::Run(std::span<const StepRow> rows, std::span<const uint32_t> outputs,
                             std::span<float> logits) {
   KVRUN_RETURN_IF_ERROR(Prepare(rows, outputs));
-  KVRUN_ASSIGN_OR_RETURN(
-      const StepLists* lists,
-      lists_->For(static_cast<uint32_t>(rows.size()), static_cast<uint32_t>(outputs.size())));
+  KVRUN_ASSIGN_OR_RETURN(const StepLists* lists, lists_->For(static_cast<uint32_t>(rows.size()),
+                                                             static_cast<uint32_t>(outputs.size())));
   StepRecords* const records = &steps_;
   KVRUN_RETURN_IF_ERROR(
       ComputeStep(device_, *lists, lists_->form(), std::span(&records, 1), thread_ ? &*thread_ : nullptr));

@@ -114,7 +114,6 @@ class StepCommands {
   // nor rotated.
   Status Query(CommandList& list, uint32_t layer, uint32_t n_rows, const Buffer& normed, Buffer* query) const;
   // Logits of the rows that WriteOutputs names.
-  Status Head(CommandList& list, uint32_t n_outputs) const { return Head(list, n_outputs, own()); }
   Status Head(CommandList& list, uint32_t n_outputs, const StepPlace& place) const;
   // Of the last step that recorded Head; valid until the next.
   std::span<const float> logits() const;

@@ -9,12 +9,10 @@ namespace kvrun {
 Result<ChoiceBuffers> ChoiceBuffers::Create(Device& device, const ModelConfig& config, uint32_t n_rows) {
   ChoiceBuffers buffers;
   const uint64_t rows = n_rows;
-  KVRUN_ASSIGN_OR_RETURN(
-      buffers.later_normed,
-      device.CreateBuffer(rows * config.n_embd * sizeof(float), BufferUse::kDevice, "activations"));
-  KVRUN_ASSIGN_OR_RETURN(
-      buffers.query,
-      device.CreateBuffer(rows * config.q_dim() * sizeof(float), BufferUse::kDevice, "activations"));
+  KVRUN_ASSIGN_OR_RETURN(buffers.later_normed, device.CreateBuffer(rows * config.n_embd * sizeof(float),
+                                                                   BufferUse::kDevice, "activations"));
+  KVRUN_ASSIGN_OR_RETURN(buffers.query, device.CreateBuffer(rows * config.q_dim() * sizeof(float),
+                                                            BufferUse::kDevice, "activations"));
   return buffers;
 }
 
@@ -108,8 +106,7 @@ Status StepRecorder::RecordChoice(CommandList& list, uint32_t layer, const Buffe
   KVRUN_RETURN_IF_ERROR(commands_.Query(list, model_layer(layer), n_rows_, *normed, choice_.query.get()));
   for (uint32_t i = 0; i < parts_.size(); ++i) {
     LookBack& part = *parts_[i];
-    KVRUN_RETURN_IF_ERROR(
-        HandOut(list, choice_.query.get(), part.query(), i, commands_.config().q_dim()));
+    KVRUN_RETURN_IF_ERROR(HandOut(list, choice_.query.get(), part.query(), i, commands_.config().q_dim()));
     KVRUN_RETURN_IF_ERROR(part.RecordChoice(list, layer, rows_of_part()));
   }
   return Status::Ok();

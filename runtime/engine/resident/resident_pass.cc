@@ -152,7 +152,7 @@ Result<CommandList*> ResidentForwardPass::ListFor(const StepShape& shape) {
       KVRUN_RETURN_IF_ERROR(RecordLayer(*list, shape, i));
     }
   }
-  if (shape.n_outputs > 0) KVRUN_RETURN_IF_ERROR(commands_.Head(*list, shape.n_outputs));
+  if (shape.n_outputs > 0) KVRUN_RETURN_IF_ERROR(commands_.Head(*list, shape.n_outputs, commands_.own()));
   KVRUN_RETURN_IF_ERROR(list->Finish());
   if (lists_.size() >= kMaxRecordedLists) lists_.pop_back();
   lists_.emplace_front(shape, std::move(list));

@@ -30,8 +30,8 @@ class Generation {
   // A token of each sequence that goes on; nothing else is done with the session between two of them. After
   // an error, and where it is done, not again.
   Status Step();
-  // Step in its parts, between which others' may be computed: BeginStep; Compute, or what it computes as a row
-  // of a step that sessions share (JointAnswers); EndStep, where that succeeded.
+  // Step in its parts, between which others' may be computed: BeginStep; Compute, or what it computes as a
+  // row of a step that sessions share (JointAnswers); EndStep, where that succeeded.
   void BeginStep();
   Status Compute();
   Status EndStep();

@@ -17,8 +17,7 @@ std::vector<Status> JointAnswers::Step(std::span<Generation* const> answers) {
       continue;
     }
     const StepForm form = member->look_back().form();
-    auto group =
-        std::find_if(alike.begin(), alike.end(), [&](const auto& one) { return one.first == form; });
+    auto group = std::find_if(alike.begin(), alike.end(), [&](const auto& one) { return one.first == form; });
     if (group == alike.end()) group = alike.insert(group, {form, {}});
     group->second.push_back(place);
   }
