@@ -27,7 +27,7 @@ Status SharedStep::Run(std::span<Row> rows) {
   StepMember& first = *active_.front()->member;
   const StepForm form = first.look_back().form();
   KVRUN_RETURN_IF_ERROR(Prepare(first.device(), first.commands()));
-  KVRUN_RETURN_IF_ERROR(WriteInputs(first.commands()));
+  WriteInputs(first.commands());
   KVRUN_RETURN_IF_ERROR(
       ComputeStep(first.device(), lists_, form, caches_, form.has_store ? &*thread_ : nullptr));
   for (uint32_t i = 0; i < active_.size(); ++i) {
@@ -61,7 +61,7 @@ Status SharedStep::Prepare(Device& device, const StepCommands& commands) {
 }
 
 // Angles are each member's own: those of the first row lie where its member has written the same.
-Status SharedStep::WriteInputs(StepCommands& commands) const {
+void SharedStep::WriteInputs(StepCommands& commands) const {
   std::vector<StepRow> rows;
   for (const Row* row : active_) rows.push_back(row->row);
   std::vector<uint32_t> outputs(rows.size());
@@ -70,7 +70,6 @@ Status SharedStep::WriteInputs(StepCommands& commands) const {
   place.step = step_.get();
   commands.WriteRows(place, rows, 0);
   commands.WriteOutputs(place, outputs);
-  return Status::Ok();
 }
 
 }  // namespace kvrun

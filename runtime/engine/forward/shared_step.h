@@ -41,7 +41,7 @@ class SharedStep {
   using Members = std::vector<std::pair<LookBack*, uint64_t>>;
 
   Status Prepare(Device& device, const StepCommands& commands);
-  Status WriteInputs(StepCommands& commands) const;
+  void WriteInputs(StepCommands& commands) const;
 
   std::vector<Row*> active_;
   std::vector<LookBack*> parts_;
