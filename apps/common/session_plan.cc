@@ -62,20 +62,10 @@ void TellNotKept(const Session& session) {
   PrintMessage("note: " + (notes.empty() ? std::string("the session is not kept") : TextOf(notes.front())));
 }
 
-// What only the session knows: how fast its device is may decide how much is selected.
 void TellSession(const Session& session, const SharedOptions& shared, SessionPlan* plan) {
   const bool is_to_be_kept = !shared.session.empty() && !shared.session_read_only && !shared.is_document;
   if (is_to_be_kept && kvrun_session_is_kept(session.get()) == 0) TellNotKept(session);
-  if ((plan->kv_plan.is_null() && shared.session.empty()) || shared.quiet) return;
-  const Json stats = SessionStats(session);
-  for (const Json& note : stats.value("notes", Json::array())) {
-    const std::string text = TextOf(note);
-    if (IsNew(text, plan)) PrintMessage("note: " + text);
-  }
-  if (!shared.verbose) return;
-  const Json& kv = stats.contains("kv") ? stats["kv"] : plan->kv_plan;
-  if (kv.is_object()) PrintMessage("KV cache: " + TextOf(kv.value("line", Json())));
-  for (const Json& detail : stats.value("details", Json::array())) PrintMessage("note: " + TextOf(detail));
+  TellSessionNotes(SessionStats(session), shared, plan);
 }
 
 // Options of one method are mostly none of another's.
@@ -249,6 +239,19 @@ std::string ExplainAdapter(const SessionPlan& plan, const std::string& message) 
 void CheckConfig(const LoadedEngine& loaded, const SharedOptions& shared, SessionPlan* plan) {
   if (shared.config.empty()) return;
   SayNotes(shared, ReadConfig(shared, *plan, loaded.engine.get()), plan);
+}
+
+// How fast the device is may decide how much is selected.
+void TellSessionNotes(const Json& stats, const SharedOptions& shared, SessionPlan* plan) {
+  if ((plan->kv_plan.is_null() && shared.session.empty()) || shared.quiet) return;
+  for (const Json& note : stats.value("notes", Json::array())) {
+    const std::string text = TextOf(note);
+    if (IsNew(text, plan)) PrintMessage("note: " + text);
+  }
+  if (!shared.verbose) return;
+  const Json& kv = stats.contains("kv") ? stats["kv"] : plan->kv_plan;
+  if (kv.is_object()) PrintMessage("KV cache: " + TextOf(kv.value("line", Json())));
+  for (const Json& detail : stats.value("details", Json::array())) PrintMessage("note: " + TextOf(detail));
 }
 
 Session StartSession(const LoadedEngine& loaded, const SharedOptions& shared, SessionPlan* plan,

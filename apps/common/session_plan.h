@@ -62,6 +62,10 @@ std::string ShortPath(const std::string& path);
 // "KV cache: 13.8 of 180.0 MiB in memory, the rest on flash in ~/.cache/kvrun/kv".
 std::string KvSummary(const Json& kv_plan);
 
+// Says what only a session knows (its statistics' notes, of which some were said, and with --verbose
+// details).
+void TellSessionNotes(const Json& stats, const SharedOptions& shared, SessionPlan* plan);
+
 // Checks the config, too. With --verbose it says in detail what the budget buys now that it is known how fast
 // the device is.
 Session StartSession(const LoadedEngine& loaded, const SharedOptions& shared, SessionPlan* plan,

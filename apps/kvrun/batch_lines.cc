@@ -174,8 +174,6 @@ constexpr KnownKey kKnownKeys[] = {
        const std::optional<uint64_t> seed = WholeIn(f, std::numeric_limits<uint64_t>::max(), true);
        line->generation.has_random_seed = !seed;
        line->generation.values.seed = seed.value_or(0);
-       // The same answer wherever in a batch the line is, and alone.
-       line->generation.values.draws_by_seed_alone = 1;
      }},
     {"stop", [](const Field& f, BatchLine* line) { line->generation.stop = StopsIn(f); }},
 };
@@ -231,6 +229,7 @@ class BatchReader {
     line.index = lines_.size() - 1;
     line.where = fmt::format("{}: line {}", name_, number);
     line.generation = usual_.of_prompts;
+    line.generation.values.seed += line.index;  // one that asks as another does draws differently
     try {
       Take(text, &line);
     } catch (const Failure& failure) {

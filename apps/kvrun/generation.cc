@@ -5,116 +5,16 @@
 
 #include <algorithm>
 #include <limits>
-#include <new>
-#include <numeric>
 #include <random>
 #include <utility>
 
 #include "apps/common/failure.h"
 #include "apps/common/files.h"
-#include "apps/common/interrupt.h"
 
 namespace kvrun::cli {
 namespace {
 
 constexpr uint32_t kMaxU32 = std::numeric_limits<uint32_t>::max();
-
-struct Part {
-  bool is_reasoning = false;
-  std::string text;
-};
-
-struct Lane {
-  Answer answer;
-  kvrun_reasoning* reasoning = nullptr;
-  bool is_reasoning = false;  // its last part
-};
-
-struct Collector {
-  std::vector<Lane> lanes;
-  const PieceSink& sink;
-  int stdout_error = 0;
-  StepLogprobs logprobs;    // of the token that comes next
-  bool has_failed = false;  // out of memory
-};
-
-struct PartList {
-  std::vector<Part> parts;
-  bool has_failed = false;  // out of memory
-};
-
-void OnPart(void* user, int is_reasoning, const char* text, size_t text_bytes) {
-  auto* list = static_cast<PartList*>(user);
-  try {
-    list->parts.push_back({is_reasoning != 0, {text, text_bytes}});
-  } catch (...) {
-    list->has_failed = true;  // nothing may be thrown through the library
-  }
-}
-
-// At least one part, of no text where nothing is known yet.
-std::vector<Part> PartsOf(const Lane& lane, int32_t token, std::string_view text) {
-  PartList list;
-  if (lane.reasoning == nullptr) {
-    list.parts.push_back({false, std::string(text)});
-  } else {
-    Check(kvrun_reasoning_next(lane.reasoning, token, text.data(), text.size(), OnPart, &list));
-  }
-  if (list.has_failed) throw std::bad_alloc();
-  if (list.parts.empty()) list.parts.push_back({lane.is_reasoning, ""});
-  return std::move(list.parts);
-}
-
-// The last part has the token and its log-probabilities.
-void Take(Collector* collector, uint32_t sequence, const std::vector<Part>& parts, int32_t token,
-          const StepLogprobs* logprobs) {
-  Lane& lane = collector->lanes.at(sequence);
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const Part& part = parts[i];
-    const bool is_last = i + 1 == parts.size();
-    lane.is_reasoning = part.is_reasoning;
-    (part.is_reasoning ? lane.answer.reasoning : lane.answer.text) += part.text;
-    if (!collector->sink || collector->stdout_error != 0) continue;
-    collector->stdout_error = collector->sink(
-        {sequence, is_last ? token : -1, part.text, part.is_reasoning, is_last ? logprobs : nullptr});
-  }
-}
-
-void TakeEnd(Collector* collector, uint32_t sequence) {
-  const Lane& lane = collector->lanes.at(sequence);
-  if (lane.reasoning == nullptr) return;
-  PartList list;
-  Check(kvrun_reasoning_end(lane.reasoning, OnPart, &list));
-  if (list.has_failed) throw std::bad_alloc();
-  Take(collector, sequence, list.parts, -1, nullptr);
-}
-
-void OnLogprobs(void* user, uint32_t, kvrun_token_logprob taken, const kvrun_token_logprob* likeliest,
-                size_t n) {
-  auto* collector = static_cast<Collector*>(user);
-  try {
-    collector->logprobs = {taken, {likeliest, likeliest + n}};
-  } catch (...) {
-    collector->has_failed = true;  // OnToken ends the call
-  }
-}
-
-int OnToken(void* user, uint32_t sequence, int32_t token, const char* text, size_t text_bytes) {
-  auto* collector = static_cast<Collector*>(user);
-  try {
-    Lane& lane = collector->lanes.at(sequence);
-    const bool has_logprobs =
-        token >= 0 && collector->logprobs.taken.token == token && !collector->logprobs.likeliest.empty();
-    if (token >= 0) lane.answer.tokens.push_back(token);
-    lane.answer.written.append(text, text_bytes);
-    if (has_logprobs) lane.answer.logprobs.push_back(collector->logprobs);
-    Take(collector, sequence, PartsOf(lane, token, {text, text_bytes}), token,
-         has_logprobs ? &collector->logprobs : nullptr);
-  } catch (...) {
-    return 1;  // nothing may be thrown through the library
-  }
-  return collector->has_failed || collector->stdout_error != 0 || Interrupted() ? 1 : 0;
-}
 
 std::string ChatTemplateNames() {
   std::string names;
@@ -400,50 +300,6 @@ Reasoning BeginReasoning(const Model& model, const std::vector<int32_t>& prompt)
   kvrun_reasoning* reasoning = nullptr;
   Check(kvrun_reasoning_begin(model.get(), prompt.data(), prompt.size(), &reasoning));
   return Reasoning(reasoning);
-}
-
-Answer Generate(const Session& session, const GenerationOptions& generation, Reasoning reasoning,
-                const PieceSink& sink) {
-  std::vector<AnswerRequest> requests(1);
-  requests[0] = {&generation, std::move(reasoning)};
-  return std::move(GenerateEach(session, requests, sink)[0]);
-}
-
-std::vector<Answer> GenerateEach(const Session& session, const std::vector<AnswerRequest>& requests,
-                                 const PieceSink& sink) {
-  const size_t n = requests.size();
-  Collector collector{std::vector<Lane>(n), sink, 0, {}, false};
-  std::vector<std::vector<const char*>> stops(n);
-  std::vector<kvrun_generate_options> options(n);
-  std::vector<const kvrun_generate_options*> given(n);
-  for (size_t i = 0; i < n; ++i) {
-    const GenerationOptions& generation = *requests[i].generation;
-    for (const std::string& text : generation.stop) stops[i].push_back(text.c_str());
-    options[i] = generation.values;
-    options[i].stop = stops[i].data();
-    options[i].n_stop = stops[i].size();
-    options[i].ignore_end = generation.ignore_end ? 1 : 0;
-    if (options[i].n_logprobs > 0) options[i].logprobs = OnLogprobs;
-    options[i].logprobs_user = &collector;
-    given[i] = &options[i];
-    collector.lanes[i].reasoning = requests[i].reasoning.get();
-  }
-  std::vector<uint32_t> sequences(n);
-  std::iota(sequences.begin(), sequences.end(), 0U);
-  std::vector<kvrun_generate_result> results(n, kvrun_generate_result{0, KVRUN_FINISH_CANCELLED});
-  const kvrun_status status = kvrun_session_generate_each(session.get(), sequences.data(), n, given.data(),
-                                                          OnToken, &collector, results.data());
-  if (collector.stdout_error == 0 && status == KVRUN_OK) {
-    for (uint32_t i = 0; i < n; ++i) TakeEnd(&collector, i);
-  }
-  if (collector.stdout_error != 0) ThrowStdoutError(collector.stdout_error);
-  if (status != KVRUN_CANCELLED) Check(status);
-  std::vector<Answer> answers;
-  for (size_t i = 0; i < n; ++i) {
-    answers.push_back(std::move(collector.lanes[i].answer));
-    answers[i].finish = results[i].finish;
-  }
-  return answers;
 }
 
 }  // namespace kvrun::cli

@@ -105,7 +105,6 @@ struct Answer {
 // A token as it comes; valid during the call. One that ends thoughts and begins the answer comes as two
 // pieces, the first without it.
 struct GeneratedPiece {
-  uint32_t sequence = 0;
   int32_t token = 0;                       // negative: only text that was held back
   std::string_view text;                   // whole characters, possibly none
   bool is_reasoning = false;               // what the model thinks, not what it answers
@@ -114,17 +113,9 @@ struct GeneratedPiece {
 // Answers 0, or the errno of a write that failed, which ends generation and is thrown.
 using PieceSink = std::function<int(const GeneratedPiece& piece)>;
 
-struct AnswerRequest {
-  const GenerationOptions* generation = nullptr;
-  Reasoning reasoning;  // null: thoughts are not told from the answer
-};
-
 // Continues sequence 0, with each token handed to `sink`, which may be empty. Ends early on Ctrl-C (finish:
-// cancelled).
+// cancelled). reasoning: null: thoughts are not told from the answer.
 Answer Generate(const Session& session, const GenerationOptions& generation, Reasoning reasoning,
                 const PieceSink& sink);
-// The same with the sequences from 0 on.
-std::vector<Answer> GenerateEach(const Session& session, const std::vector<AnswerRequest>& requests,
-                                 const PieceSink& sink);
 
 }  // namespace kvrun::cli

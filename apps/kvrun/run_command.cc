@@ -52,6 +52,21 @@ struct RunOptions {
   bool asks_about_documents() const { return chat && has_prompt(); }
 };
 
+// What is of one session, or of one that is kept.
+void CheckBatch(const RunOptions& options) {
+  if (options.batch.empty()) return;
+  if (options.set->OnCommandLine("--profile")) {
+    throw UsageError(
+        "--profile times the operations of one session, and a --batch has one for each line: give one prompt "
+        "(-p), or use kvrun bench --profile");
+  }
+  if (options.set->OnCommandLine("--session-key")) {
+    throw UsageError(
+        "--session-key is for a session that is kept, and a --batch keeps nothing: leave it out; "
+        "--kv-encrypt encrypts what is on flash meanwhile");
+  }
+}
+
 void CheckUsage(const RunOptions& options) {
   CheckGenerationOptions(options.generation);
   CheckKeptSession(*options.set, options.shared);
@@ -72,6 +87,7 @@ void CheckUsage(const RunOptions& options) {
   if (!options.batch.empty() && options.set->OnCommandLine("--long")) {
     throw UsageError("--long is for the documents of -f: a --batch has none");
   }
+  CheckBatch(options);
   if (!options.shared.session.empty() && (!options.batch.empty() || options.long_documents.splits())) {
     throw UsageError("--session keeps one text: it does not go with --batch, nor with --long split");
   }
@@ -285,6 +301,8 @@ int Run(RunOptions& options) {
   }
   if (options.chat) options.generation = of_messages;
   if (options.batch.empty()) return PromptRunner(options, model).Run();
+  options.shared.profile = false;  // the environment may ask for these; see CheckBatch
+  options.shared.session_key.clear();
   const BatchJob job{.shared = options.shared,
                      .generation = {options.generation, of_messages},
                      .path = options.batch,

@@ -17,11 +17,13 @@
 #include "apps/common/report.h"
 #include "apps/common/session_plan.h"
 #include "apps/common/shared_options.h"
+#include "apps/kvrun/answer_collector.h"
 #include "apps/kvrun/chat_sampling.h"
 #include "apps/kvrun/commands.h"
 #include "apps/kvrun/generation.h"
 #include "apps/kvrun/kept_documents.h"
 #include "apps/kvrun/long_document.h"
+#include "apps/kvrun/request_scheduler.h"
 #include "apps/kvserve/http_server.h"
 #include "apps/kvserve/service.h"
 
@@ -43,11 +45,6 @@ struct ServeOptions {
   uint32_t queue = 64;
   const OptionSet* set = nullptr;
 };
-
-struct SchedulerDestroyer {
-  void operator()(kvrun_scheduler* scheduler) const { kvrun_scheduler_destroy(scheduler); }
-};
-using Scheduler = std::unique_ptr<kvrun_scheduler, SchedulerDestroyer>;
 
 // The server's handlers use the service and the scheduler, whose requests use the service: whatever happens,
 // they end in this order.
@@ -120,24 +117,17 @@ void NoteKeeping(const ServeOptions& options) {
                         "keeps it all the same"));
 }
 
-Scheduler MakeScheduler(const ServeOptions& options, const SessionPlan& plan, const LoadedEngine& loaded,
-                        uint32_t n_ctx) {
-  const std::vector<kvrun_option> kv_options = plan.kv.values();
+kvrun_scheduler_options SchedulerOptionsOf(const ServeOptions& options) {
   kvrun_scheduler_options given;
   kvrun_scheduler_options_init(&given);
   given.n_parallel = options.n_parallel;
   given.most_queued = options.queue;
-  given.n_ctx = n_ctx;
-  given.kv_options = kv_options.data();
-  given.n_kv_options = kv_options.size();
   const bool keeps = Keeps(options);
   given.folder = keeps ? nullptr : "";
   given.keep_bytes = options.keeping.most_bytes;
   if (keeps)
     given.session_key_path = options.shared.session_key.empty() ? "auto" : options.shared.session_key.c_str();
-  kvrun_scheduler* scheduler = nullptr;
-  Check(kvrun_scheduler_create(loaded.engine.get(), &given, &scheduler));
-  return Scheduler(scheduler);
+  return given;
 }
 
 // Steps the scheduler on this thread, and serves on another, until a signal asks for the end.
@@ -182,12 +172,9 @@ int Serve(ServeOptions& options) {
   const bool has_seed = options.set->Given("--seed") && !options.generation.has_random_seed;
   const kvrun_generate_options asked = options.generation.values;
   ChooseSampling(*options.set, model_info, &options.generation);
-  std::vector<const char*> stops;
-  for (const std::string& stop : options.generation.stop) stops.push_back(stop.c_str());
-  options.generation.values.stop = stops.data();
-  options.generation.values.n_stop = stops.size();
+  const LibraryOptions defaults(options.generation);
   // A text may repeat itself, as with kvrun run.
-  kvrun_generate_options text_values = options.generation.values;
+  kvrun_generate_options text_values = defaults.values;
   text_values.repetition_penalty = asked.repetition_penalty;
   text_values.repeat_limit = asked.repeat_limit;
   const uint32_t n_ctx = LargestContext(model, options.shared);
@@ -203,15 +190,15 @@ int Serve(ServeOptions& options) {
       });
   const LoadedEngine loaded = LoadEngine(model, options.shared, &progress);
   CheckConfig(loaded, options.shared, &plan);
-  Scheduler scheduler = MakeScheduler(options, plan, loaded, n_ctx);
+  Scheduler scheduler = MakeScheduler(loaded, plan, SchedulerOptionsOf(options));
   serve::Backend backend{
       .model = &model,
       .scheduler = scheduler.get(),
       .model_name = ModelName(options.shared.model),
       .created_s = ChangedAt(options.shared.model),
       .n_ctx = n_ctx,
-      .most_answer = options.generation.values.max_tokens,
-      .defaults = options.generation.values,
+      .most_answer = defaults.values.max_tokens,
+      .defaults = defaults.values,
       .text_defaults = text_values,
       .has_seed = has_seed,
       .encode_chat =

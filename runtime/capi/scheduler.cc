@@ -43,8 +43,11 @@ constexpr uint32_t kOnly = 0;  // sequence of a request
 
 class CEvents final : public kvrun::RequestEvents {
  public:
-  CEvents(const kvrun_request_events& events, const kvrun::capi::GenerateCall& call)
-      : events_(events), token_(call.BindToken(events.token, events.user, std::span(&kOnly, 1))) {}
+  CEvents(const kvrun_request_events& events, const kvrun::capi::GenerateCall& call,
+          const kvrun::Device& device)
+      : events_(events),
+        device_(device),
+        token_(call.BindToken(events.token, events.user, std::span(&kOnly, 1))) {}
 
   void OnProgress(uint64_t done, uint64_t total, uint64_t cached) override {
     if (events_.progress != nullptr) events_.progress(events_.user, done, total, cached);
@@ -55,13 +58,20 @@ class CEvents final : public kvrun::RequestEvents {
     const kvrun_generate_result result{outcome.result.n_tokens,
                                        kvrun::capi::FinishToC(outcome.result.finish)};
     Json stats = kvrun::capi::SpeedInfo(outcome.stats);
+    stats["memory"] = kvrun::capi::MemoryOf(device_);
     stats["notes"] = outcome.notes;
+    stats["details"] = outcome.details;
+    if (outcome.kv) {
+      stats["kv"] =
+          kvrun::capi::KvReportInfo(*outcome.kv, outcome.stats.decode_tokens, /*with_layers=*/false);
+    }
     events_.end(events_.user, kvrun::capi::ToC(outcome.status.code()), outcome.status.message().c_str(),
                 &result, kvrun::capi::ToText(stats).c_str());
   }
 
  private:
   const kvrun_request_events events_;
+  const kvrun::Device& device_;
   const kvrun::TokenCallback token_;
 };
 
@@ -84,6 +94,7 @@ Result<SchedulerOptions> ReadSchedulerOptions(const kvrun_scheduler_options* giv
   options.n_parallel = read.n_parallel == 0 ? kUsualParallel : read.n_parallel;
   options.most_queued = read.most_queued == 0 ? kUsualQueued : read.most_queued;
   options.n_ctx = read.n_ctx == 0 ? model.config.n_ctx_train : read.n_ctx;
+  if (read.least_ctx != 0) options.least_ctx = read.least_ctx;
   options.kv = std::move(of_session.kv);
   if (keeps) {
     if (read.folder != nullptr) options.stored.folder = read.folder;
@@ -185,9 +196,10 @@ kvrun_status kvrun_scheduler_add(kvrun_scheduler* scheduler, const int32_t* ids,
     kvrun_request_events read = {};
     read.struct_size = sizeof(read);
     KVRUN_RETURN_IF_ERROR(kvrun::capi::ReadOptions(events, "kvrun_request_events", &read));
-    KVRUN_ASSIGN_OR_RETURN(const kvrun::RequestId id,
-                           scheduler->scheduler->Add({.ids = {ids, ids + count}, .generate = call.options[0]},
-                                                     std::make_unique<CEvents>(read, call)));
+    KVRUN_ASSIGN_OR_RETURN(
+        const kvrun::RequestId id,
+        scheduler->scheduler->Add({.ids = {ids, ids + count}, .generate = call.options[0]},
+                                  std::make_unique<CEvents>(read, call, scheduler->engine->device())));
     if (request != nullptr) *request = id;
     return Status::Ok();
   });

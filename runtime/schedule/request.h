@@ -2,12 +2,14 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "platform/base/status.h"
 #include "runtime/engine/session/session.h"
+#include "runtime/kv/plan/kv_report.h"
 #include "runtime/model/tokenizer.h"
 
 namespace kvrun {
@@ -26,6 +28,8 @@ struct RequestOutcome {
   GenerateResult result;
   SessionStats stats;  // of this request alone
   std::vector<std::string> notes;
+  std::vector<std::string> details;  // for experts
+  std::optional<KvReport> kv;        // where its session has one
 };
 
 // Called on the scheduler's threads, one call at a time. They may not call the scheduler, but for Cancel.

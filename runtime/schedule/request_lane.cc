@@ -110,6 +110,8 @@ void RequestLane::End(const Status& status) {
   if (session_ != nullptr) {
     outcome.stats = session_->turn_stats();
     outcome.notes = session_->notes();
+    outcome.details = session_->details();
+    outcome.kv = session_->kv_report();
   }
   events_->OnEnd(outcome);
 }

@@ -16,8 +16,6 @@ constexpr double kAnswersToReading = 1.0;
 constexpr auto kReportEvery = 200ms;
 // So many may go before one whose place is in use; then the others wait, too, until it is free.
 constexpr uint32_t kMostOvertaken = 16;
-// Short contexts have smaller windows, and what is kept may become a longer text: as kvrun run has it.
-constexpr uint32_t kLeastContext = 1024;
 constexpr uint32_t kOpenEndedRoom = 1024;
 
 }  // namespace
@@ -154,7 +152,7 @@ void Scheduler::Admit() {
 SessionOptions Scheduler::OptionsOf(const RequestLane& lane) const {
   SessionOptions options;
   const uint32_t room = lane.generate().max_tokens != 0 ? lane.generate().max_tokens : kOpenEndedRoom;
-  const uint64_t needed = std::max<uint64_t>(kLeastContext, lane.ids().size() + room);
+  const uint64_t needed = std::max<uint64_t>(options_.least_ctx, lane.ids().size() + room);
   options.n_ctx = static_cast<uint32_t>(std::min<uint64_t>(needed, options_.n_ctx));
   options.kv = options_.kv;
   options.key = options_.stored.key;

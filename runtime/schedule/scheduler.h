@@ -29,6 +29,9 @@ struct SchedulerOptions {
   uint32_t n_parallel = 4;    // requests that are computed at once
   uint32_t most_queued = 64;  // and that wait
   uint32_t n_ctx = 0;         // tokens of the longest request with its answer, at least 1
+  // Of each request's context, within n_ctx. Short contexts have smaller windows, and what is kept may become
+  // a longer text: as kvrun run has it.
+  uint32_t least_ctx = 1024;
   // What a prompt gets at a time while others are answered, at least: it rests only where the device is free.
   std::chrono::milliseconds slice{30};
   // Of each request. A budget in bytes is of all together, and each has its part of it; a share is one of its

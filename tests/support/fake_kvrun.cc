@@ -8,7 +8,7 @@
 //   endless                generates for long             loud         says on standard error that it decodes
 //   lossy                  its vocabulary is ASCII         foreign      only kvrun_model_open_any takes it
 //   wordy                  its file's name for it is long   words     a vocabulary alone
-//   pondering              thinks "Hm: 1 + 1." first
+//   pondering              thinks "Hm: 1 + 1." first     breaks       a prompt with "!" fails in a batch
 // Tokens 0..255 are bytes; the control tokens follow.
 #include "tests/support/fake_kvrun.h"
 

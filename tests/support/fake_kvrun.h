@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <string_view>
 
@@ -35,6 +36,18 @@ inline constexpr int32_t kStart = 257;
 inline constexpr int32_t kEnd = 258;  // the end-of-generation token
 inline constexpr uint32_t kVocabSize = 259;
 std::string TextOf(int32_t token);
+
+// An answer of a session's sequence 0, a token at a time.
+class ToyAnswer {
+ public:
+  virtual ~ToyAnswer() = default;
+  // False: it has ended.
+  virtual bool Step() = 0;
+  virtual kvrun_generate_result result() const = 0;
+};
+// All that it is given outlives it.
+std::unique_ptr<ToyAnswer> BeginAnswer(kvrun_session* session, const kvrun_generate_options* options,
+                                       kvrun_token_fn token, void* user);
 
 using KvOptions = std::map<std::string, std::string>;
 KvOptions ReadKvOptions(const kvrun_session_options& options);

@@ -9,8 +9,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
+#include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -273,62 +275,91 @@ std::string Reply(const kvrun_session& session, const Sequence& sequence,
   return (thinks ? "<think>\nHm: 1 + 1.\n</think>\n\n" : "") + PlainReply(session, sequence, options);
 }
 
-struct Generator {
-  kvrun_session* session;
-  const kvrun_generate_options* options;
-  kvrun_token_fn token;
-  void* user;
-  std::string reply;
-  std::string held;
-  kvrun_generate_result result{0, KVRUN_FINISH_END};
+class Generator final : public kvrun::fake::ToyAnswer {
+ public:
+  Generator(kvrun_session* session, uint32_t id, const kvrun_generate_options* options, kvrun_token_fn token,
+            void* user)
+      : session_(session), id_(id), options_(options), token_(token), user_(user) {}
+
+  bool Step() override {
+    if (n_ == 0) Begin();
+    if (GoesOn()) return true;
+    if (!held_.empty()) Deliver(-1, std::exchange(held_, ""));
+    return false;
+  }
+  kvrun_generate_result result() const override { return result_; }
+
+ private:
+  Sequence& sequence() { return session_->sequences[id_]; }
+
+  void Begin() {
+    reply_ = Reply(*session_, sequence(), *options_);
+    if (session_->engine->model->Is("loud")) std::fputs("the toy decodes\n", stderr);
+    for (size_t i = 0; i < options_->n_stop; ++i) stop_ = std::min(stop_, reply_.find(options_->stop[i]));
+  }
 
   // The token itself is the likeliest, those that follow it come next.
-  bool Deliver(uint32_t id, int32_t value, const std::string& text) {
-    if (options->n_logprobs > 0 && value >= 0) {
+  bool Deliver(int32_t value, const std::string& text) {
+    if (options_->n_logprobs > 0 && value >= 0) {
       std::vector<kvrun_token_logprob> likeliest;
-      for (uint32_t k = 0; k < options->n_logprobs; ++k) {
+      for (uint32_t k = 0; k < options_->n_logprobs; ++k) {
         likeliest.push_back({(value + static_cast<int32_t>(k)) % 256, -0.5F - static_cast<float>(k)});
       }
-      options->logprobs(options->logprobs_user, id, likeliest.front(), likeliest.data(), likeliest.size());
+      options_->logprobs(options_->logprobs_user, id_, likeliest.front(), likeliest.data(), likeliest.size());
     }
-    return token(user, id, value, text.data(), text.size()) == 0;
+    return token_(user_, id_, value, text.data(), text.size()) == 0;
   }
 
-  void Run(uint32_t id, Sequence& sequence) {
-    reply = Reply(*session, sequence, *options);
-    if (session->engine->model->Is("loud")) std::fputs("the toy decodes\n", stderr);
-    size_t stop = std::string::npos;
-    for (size_t i = 0; i < options->n_stop; ++i) stop = std::min(stop, reply.find(options->stop[i]));
-    for (size_t i = 0;; ++i) {
-      if (i == reply.size() && options->ignore_end != 0) reply += '!';
-      if (i == reply.size()) {
-        if (i > 0) sequence.tokens.push_back(sequence.pending);
-        sequence.pending = kEnd;
-        return;
-      }
-      if (i == stop) return void(result.finish = KVRUN_FINISH_STOP);
-      if (options->repeat_limit == 4 && i == 3 && session->engine->model->Is("loop"))
-        return void(result.finish = KVRUN_FINISH_REPEATS);
-      if (options->max_tokens != 0 && i == options->max_tokens)
-        return void(result.finish = KVRUN_FINISH_LENGTH);
-      if (sequence.tokens.size() + (i > 0 ? 1 : 0) > session->options.n_ctx) {
-        return void(result.finish = KVRUN_FINISH_CONTEXT_FULL);
-      }
-      if (i > 0) sequence.tokens.push_back(sequence.pending);
-      session->Pause();
-      sequence.pending = static_cast<unsigned char>(reply[i]);
-      ++result.n_tokens;
-      ++session->decode_tokens;
-      held += reply[i];
-      const size_t unfinished = UnfinishedBytes(held);
-      const std::string certain = held.substr(0, held.size() - unfinished);
-      held.erase(0, certain.size());
-      if (!Deliver(id, sequence.pending, certain)) return void(result.finish = KVRUN_FINISH_CANCELLED);
-    }
+  bool Ends(kvrun_finish finish) {
+    result_.finish = finish;
+    return false;
   }
+
+  // A token; false: there is none.
+  bool GoesOn() {
+    if (n_ == reply_.size() && options_->ignore_end != 0) reply_ += '!';
+    if (n_ == reply_.size()) {
+      if (n_ > 0) sequence().tokens.push_back(sequence().pending);
+      sequence().pending = kEnd;
+      return false;
+    }
+    if (n_ == stop_) return Ends(KVRUN_FINISH_STOP);
+    if (options_->repeat_limit == 4 && n_ == 3 && session_->engine->model->Is("loop"))
+      return Ends(KVRUN_FINISH_REPEATS);
+    if (options_->max_tokens != 0 && n_ == options_->max_tokens) return Ends(KVRUN_FINISH_LENGTH);
+    if (sequence().tokens.size() + (n_ > 0 ? 1 : 0) > session_->options.n_ctx)
+      return Ends(KVRUN_FINISH_CONTEXT_FULL);
+    if (n_ > 0) sequence().tokens.push_back(sequence().pending);
+    session_->Pause();
+    sequence().pending = static_cast<unsigned char>(reply_[n_]);
+    ++result_.n_tokens;
+    ++session_->decode_tokens;
+    held_ += reply_[n_];
+    ++n_;
+    const std::string certain = held_.substr(0, held_.size() - UnfinishedBytes(held_));
+    held_.erase(0, certain.size());
+    return Deliver(sequence().pending, certain) || Ends(KVRUN_FINISH_CANCELLED);
+  }
+
+  kvrun_session* session_;
+  const uint32_t id_;
+  const kvrun_generate_options* options_;
+  const kvrun_token_fn token_;
+  void* user_;
+  std::string reply_;
+  std::string held_;
+  size_t stop_ = std::string::npos;
+  size_t n_ = 0;  // tokens that are there
+  kvrun_generate_result result_{0, KVRUN_FINISH_END};
 };
 
 }  // namespace
+
+std::unique_ptr<kvrun::fake::ToyAnswer> kvrun::fake::BeginAnswer(kvrun_session* session,
+                                                                 const kvrun_generate_options* options,
+                                                                 kvrun_token_fn token, void* user) {
+  return std::make_unique<Generator>(session, 0, options, token, user);
+}
 
 kvrun_status kvrun_session_generate(kvrun_session* session, const uint32_t* sequences, size_t n,
                                     const kvrun_generate_options* options, kvrun_token_fn token, void* user,
@@ -343,10 +374,10 @@ kvrun_status kvrun_session_generate_each(kvrun_session* session, const uint32_t*
                                          void* user, kvrun_generate_result* results) {
   for (size_t i = 0; i < n; ++i) {
     if (options[i]->struct_size != sizeof *options[i]) return Fail(KVRUN_INVALID_ARGUMENT, "struct_size");
-    Generator generator{session, options[i], token, user, {}, {}};
-    generator.Run(sequences[i], session->sequences[sequences[i]]);
-    if (!generator.held.empty()) generator.Deliver(sequences[i], -1, generator.held);
-    results[i] = generator.result;
+    Generator generator(session, sequences[i], options[i], token, user);
+    while (generator.Step()) {
+    }
+    results[i] = generator.result();
   }
   return KVRUN_OK;
 }

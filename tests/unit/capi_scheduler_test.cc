@@ -111,6 +111,9 @@ TEST_F(CapiScheduler, TellsOfEachRequest) {
     EXPECT_EQ(told->result.n_tokens, 7U);
     EXPECT_EQ(told->result.finish, KVRUN_FINISH_LENGTH);
     EXPECT_EQ(told->stats["answer_tokens"], 7);
+    EXPECT_GT(told->stats["memory"]["total"], 0);
+    EXPECT_TRUE(told->stats["details"].is_array());
+    EXPECT_FALSE(told->stats.contains("kv")) << "all of it is in memory";
     EXPECT_FALSE(told->progress.empty());
   }
   EXPECT_EQ(two.n_logprobs, 7U);

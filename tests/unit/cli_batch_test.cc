@@ -1,8 +1,13 @@
 // kvrun run --batch: what a line may ask for, and what becomes of one that cannot be answered.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 
+#include <algorithm>
+#include <chrono>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/support/cli_fixture.h"
@@ -29,7 +34,7 @@ std::string TextOf(const std::string& line, const std::vector<std::string>& more
   return JsonLines(result.out).at(0).value("text", "");
 }
 
-TEST(CliBatch, AnswersInOrderInGroupsOfSixteen) {
+TEST(CliBatch, AnswersMoreLinesThanAreComputedAtOnceInOrder) {
   std::string input = "\n";
   for (int i = 0; i < 20; ++i) input += fmt::format("{{\"prompt\": \"p{}\", \"id\": {}}}\r\n", i, i);
   const ProgramResult result = Cli({"run", "-m", "nobos", "--batch", "-"}, {{}, input, ""});
@@ -45,7 +50,9 @@ TEST(CliBatch, AnswersInOrderInGroupsOfSixteen) {
     EXPECT_EQ(lines[i]["id"], i);
     EXPECT_FALSE(lines[i].contains("device"));
   }
-  EXPECT_PRED2(Contains, result.err, "prompts  17 to 20 of 20");
+  EXPECT_PRED2(Contains, result.err,
+               "prompts  20 of 20 answered\nspeed    prompt 50 tokens at 100.0 token/s, answer 90 tokens at "
+               "10.0 token/s\n");
 }
 
 TEST(CliBatch, JsonAddsTheStatistics) {
@@ -54,6 +61,18 @@ TEST(CliBatch, JsonAddsTheStatistics) {
   const std::vector<Json> lines = JsonLines(result.out);
   ASSERT_EQ(lines.size(), 1U);
   EXPECT_EQ(lines[0]["decode_tps"], 10.0);
+  EXPECT_FALSE(Contains(result.err, "prompts  ")) << result.err;
+}
+
+TEST(CliBatch, StatisticsAreOfTheLineAlone) {
+  const ProgramResult result =
+      Batch("{\"prompt\": \"abcde\"}\n{\"prompt\": \"ab\"}\n", {"-n", "2", "--json"});
+  const std::vector<Json> lines = JsonLines(result.out);
+  ASSERT_EQ(lines.size(), 2U);
+  EXPECT_EQ(lines[0]["prefill_tokens"], 5);
+  EXPECT_EQ(lines[1]["prefill_tokens"], 2);
+  EXPECT_EQ(lines[0]["memory"]["kv"], (5 + 2) * 4) << "each context is as long as the line needs";
+  EXPECT_EQ(lines[1]["memory"]["kv"], (2 + 2) * 4);
 }
 
 TEST(CliBatch, JsonLinesOfABatchNameTheirPrompt) {
@@ -100,7 +119,7 @@ TEST(CliBatch, LinesOfDifferentOptionsRunTogether) {
   EXPECT_EQ(lines[1]["text"], "3:a");
   EXPECT_EQ(lines[2]["text"], "3:t");
   EXPECT_EQ(lines[3]["text"], "3:a");
-  EXPECT_PRED2(Contains, result.err, "prompts  1 to 4 of 4");
+  EXPECT_PRED2(Contains, result.err, "prompts  4 of 4 answered");
 }
 
 TEST(CliBatch, TheContextHasRoomForTheLineThatAsksForMost) {
@@ -184,13 +203,17 @@ TEST(CliBatch, TheIdIsRepeated) {
       "{\"prompt\": \"a\", \"id\": \"first\"}\n{\"prompt\": \"b\", \"custom_id\": \"second\"}\n"
       "{\"prompt\": \"c\", \"id\": 7}\n{\"prompt\": \"d\"}\n",
       {"--json-lines", "-n", "1"});
-  const std::vector<Json> lines = JsonLines(result.out);
-  ASSERT_EQ(lines.size(), 8U) << result.out;
-  for (const size_t i : {0U, 4U}) {  // tokens, then answers
-    EXPECT_EQ(lines[i]["id"], "first");
-    EXPECT_EQ(lines[i + 1]["custom_id"], "second");
-    EXPECT_EQ(lines[i + 2]["id"], 7);
-    EXPECT_FALSE(lines[i + 3].contains("id"));
+  ASSERT_EQ(JsonLines(result.out).size(), 8U) << result.out;
+  for (const bool is_answer : {false, true}) {
+    std::vector<Json> lines;
+    for (const Json& line : JsonLines(result.out)) {
+      if (line.contains("finish") == is_answer) lines.push_back(line);
+    }
+    ASSERT_EQ(lines.size(), 4U) << result.out;
+    EXPECT_EQ(lines[0]["id"], "first");
+    EXPECT_EQ(lines[1]["custom_id"], "second");
+    EXPECT_EQ(lines[2]["id"], 7);
+    EXPECT_FALSE(lines[3].contains("id"));
   }
 }
 
@@ -263,6 +286,124 @@ TEST(CliBatch, WithoutAGoodLineNothingIsLoaded) {
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_EQ(JsonLines(result.out).size(), 2U) << result.err;
   EXPECT_PRED2(Contains, Cli({"run", "-m", "toy", "--batch", "-"}).err, "no prompt");
+}
+
+// The first goes on for longest: the others wait for it to be written, not to be computed.
+TEST(CliBatch, ALineThatIsFinishedFirstWaitsForThoseBeforeIt) {
+  std::string input;
+  for (int i = 0; i < 20; ++i)
+    input += fmt::format("{{\"prompt\": \"abcdefgh\", \"max_tokens\": {}}}\n", i == 0 ? 10 : 1);
+  const ProgramResult result = Batch(input, {"--json-lines"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  std::vector<Json> answers;
+  std::vector<size_t> tokens_of;
+  for (const Json& line : JsonLines(result.out)) {
+    if (line.contains("finish")) {
+      EXPECT_EQ(line["index"], answers.size());
+      answers.push_back(line);
+    } else {
+      tokens_of.push_back(line["index"]);
+    }
+  }
+  ASSERT_EQ(answers.size(), 20U);
+  EXPECT_EQ(answers[0]["text"], "8:abcdefgh");
+  EXPECT_EQ(answers[1]["text"], "8");
+  ASSERT_EQ(tokens_of.size(), 29U);
+  const auto last_of_first = std::find(tokens_of.rbegin(), tokens_of.rend(), 0U).base() - tokens_of.begin();
+  EXPECT_GT(last_of_first, 10) << "the first was alone";
+  EXPECT_LT(std::find(tokens_of.begin(), tokens_of.end(), 1U) - tokens_of.begin(), last_of_first);
+}
+
+TEST(CliBatch, ALineThatFailsWhileItIsComputedIsAnsweredWithItsError) {
+  const ProgramResult result = Batch(
+      "{\"prompt\": \"abc\"}\n{\"prompt\": \"a!\", \"id\": 7}\n{\"prompt\": \"abcd\"}\n", {}, "nobos-breaks");
+  EXPECT_EQ(result.exit_code, 1);
+  const std::vector<Json> lines = JsonLines(result.out);
+  ASSERT_EQ(lines.size(), 3U) << result.out;
+  EXPECT_EQ(lines[0]["text"], "3:abc");
+  EXPECT_EQ(
+      lines[1],
+      Json({{"index", 1},
+            {"id", 7},
+            {"error", {{"status", "io error"}, {"message", "standard input: line 2: the disk is full"}}}}));
+  EXPECT_EQ(lines[2]["text"], "4:abcd");
+  EXPECT_PRED2(Contains, result.err, "kvrun: standard input: line 2: the disk is full\n");
+  EXPECT_PRED2(Contains, result.err, "prompts  2 of 3 answered\n");
+}
+
+TEST(CliBatch, APromptThatFillsTheContextIsOneThatCannotBeAnswered) {
+  const ProgramResult result =
+      Batch("{\"prompt\": \"abcdefgh\"}\n{\"prompt\": \"abcdef\"}\n", {"--ctx", "8", "-n", "-1"});
+  EXPECT_EQ(result.exit_code, 1);
+  const std::vector<Json> lines = JsonLines(result.out);
+  ASSERT_EQ(lines.size(), 2U);
+  EXPECT_EQ(lines[0]["error"]["status"], "context full");
+  EXPECT_EQ(lines[1]["text"], "6:");
+  EXPECT_EQ(lines[1]["finish"], "context_full");
+}
+
+TEST(CliBatch, ALimitThatTheContextHasNoRoomForEndsWithTheContext) {
+  const auto finish = [](const char* limit) {
+    return JsonLines(Batch("{\"prompt\": \"abcdef\"}\n", {"--ctx", "8", "-n", limit}).out).at(0)["finish"];
+  };
+  EXPECT_EQ(finish("1"), "length");
+  EXPECT_EQ(finish("2"), "length");
+  EXPECT_EQ(finish("3"), "context_full");
+}
+
+TEST(CliBatch, LinesWithoutASeedDrawDifferently) {
+  const ProgramResult result =
+      Batch("{\"prompt\": \"a\"}\n{\"prompt\": \"a\"}\n{\"prompt\": \"a\", \"seed\": 40}\n",
+            {"--temp", "0.5", "--seed", "40"});
+  const std::vector<Json> lines = JsonLines(result.out);
+  ASSERT_EQ(lines.size(), 3U);
+  for (const auto& [i, seed] : {std::pair(0, "s=40;"), std::pair(1, "s=41;"), std::pair(2, "s=40;")})
+    EXPECT_PRED2(Contains, lines[static_cast<size_t>(i)].value("text", ""), seed);
+}
+
+TEST(CliBatch, InterruptedItSaysWhatThereIs) {
+  const TemporaryFolder folder;
+  const std::string lines =
+      folder.Write("lines", "{\"prompt\": \"a\", \"max_tokens\": 1}\n{}\n{\"prompt\": \"b\"}\n{}\n");
+  RunningProgram program(KVRUN_FAKE_PROGRAM,
+                         {"run", "-m", "nobos-slow-endless", "--batch", lines, "-n", "-1", "--ctx", "4000"},
+                         {});
+  ASSERT_TRUE(program.WaitForOutput("\"index\":1,"));
+  ASSERT_TRUE(program.WaitForOutput("length"));
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  program.Signal(SIGINT);
+  const ProgramResult result = program.Finish();
+  EXPECT_EQ(result.exit_code, 130);
+  const std::vector<Json> answers = JsonLines(result.out);
+  ASSERT_EQ(answers.size(), 3U) << result.out;
+  EXPECT_EQ(answers[0]["finish"], "length");
+  EXPECT_TRUE(answers[1].contains("error"));
+  EXPECT_EQ(answers[2]["finish"], "cancelled");
+  EXPECT_TRUE(answers[2].value("text", "").starts_with("x")) << result.out;
+  EXPECT_PRED2(Contains, result.err, "prompts  1 of 4 answered\n");
+  EXPECT_PRED2(Contains, result.err, "end      interrupted\n");
+}
+
+TEST(CliBatch, WhatItCannotHaveIsRefusedByName) {
+  for (const std::vector<std::string>& option :
+       {std::vector<std::string>{"--profile"}, std::vector<std::string>{"--session-key", "auto"}}) {
+    const ProgramResult result = Batch("{\"prompt\": \"a\"}", option);
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_TRUE(result.err.starts_with("kvrun: " + option[0] + " ")) << result.err;
+  }
+  EXPECT_EQ(Cli({"run", "-m", "nobos", "--batch", "-"},
+                {{"KVRUN_PROFILE=1", "KVRUN_SESSION_KEY=auto"}, "{\"prompt\": \"a\"}", ""})
+                .exit_code,
+            0);
+}
+
+TEST(CliBatch, WhatIsSaidOfTheKvCacheIsSaidOnce) {
+  const ProgramResult result = Batch("{\"prompt\": \"a\"}\n{\"prompt\": \"b\"}\n{\"prompt\": \"c\"}\n",
+                                     {"--kv-method", "kvswap", "-v"});
+  for (const std::string text : {"in memory, the rest on flash", "a token attends to 8 of 15 entries"}) {
+    EXPECT_PRED2(Contains, result.err, text);
+    EXPECT_EQ(result.err.find(text), result.err.rfind(text)) << result.err;
+  }
 }
 
 // More bad ones than a group has places, at the ends and between.

@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "tests/support/session_fixture.h"
@@ -58,6 +59,7 @@ class SchedulerTest : public ::testing::Test {
     auto scheduler = Scheduler::Create(std::move(options), [this](const SessionOptions& session) {
       FakePassOptions pass;
       pass.n_ctx = session.n_ctx;
+      contexts_.push_back(session.n_ctx);
       pass.log = &log_;
       if (fails_to_open_) return Result<std::unique_ptr<Session>>(Status(StatusCode::kDevice, "no device"));
       Session::Parts parts;
@@ -99,8 +101,26 @@ class SchedulerTest : public ::testing::Test {
   std::mutex mutex_;
   FakePassLog log_;
   bool fails_to_open_ = false;
+  std::vector<uint32_t> contexts_;  // of the sessions that were made
   std::map<std::string, Told> told_;
 };
+
+TEST_F(SchedulerTest, AContextIsAsLongAsItsRequestNeedsButForTheLeast) {
+  for (const auto& [least_ctx, expected] :
+       {std::pair(1024U, std::vector<uint32_t>{1024, 1500}), std::pair(1U, std::vector<uint32_t>{30, 1500}),
+        std::pair(9000U, std::vector<uint32_t>{2000, 2000})}) {
+    contexts_.clear();
+    told_.clear();
+    SchedulerOptions options;
+    options.n_ctx = 2000;
+    options.least_ctx = least_ctx;
+    const auto scheduler = Make(std::move(options));
+    Add(scheduler.get(), "short", Ask(SomeIds(20, 1), 10));
+    Add(scheduler.get(), "long", Ask(SomeIds(1490, 2), 10));
+    RunAll(scheduler.get());
+    EXPECT_EQ(contexts_, expected);
+  }
+}
 
 TEST_F(SchedulerTest, EachIsAnsweredAsIfItWereAlone) {
   for (const uint32_t n_parallel : {1U, 3U, 16U}) {

@@ -36,6 +36,10 @@ typedef struct kvrun_scheduler_options {
   /* That they may take, with documents that kvrun run keeps; the least recently used go first. 0: 20 GiB. */
   uint64_t keep_bytes;
   const char* session_key_path; /* as kvrun_session_options has it; NULL or "": they are plain */
+  /* Tokens of context that each request has, also one that needs fewer: what is selected of a KV cache may
+   * depend on it. At most n_ctx; 0: 1024; 1: as many as prompt and answer need. */
+  uint32_t least_ctx;
+  uint32_t reserved; /* not read */
 } kvrun_scheduler_options;
 
 KVRUN_API void kvrun_scheduler_options_init(kvrun_scheduler_options* options);
@@ -59,7 +63,8 @@ typedef struct kvrun_request_events {
   kvrun_token_fn token; /* sequence is 0; nonzero cancels */
   /* Once, and nothing after it. status: KVRUN_CANCELLED where somebody asked for that; then, and where it is
    * an error, message says why. stats_json: prefill_tokens, cached_tokens, answer_tokens, ttft_ms and the
-   * like of this request, and notes, as kvrun_session_stats_json has them. Valid during the call. */
+   * like of this request, memory (of all that runs), and, where it had a session, notes, details and kv, as
+   * kvrun_session_stats_json has them. Valid during the call. */
   void (*end)(void* user, kvrun_status status, const char* message, const kvrun_generate_result* result,
               const char* stats_json);
 } kvrun_request_events;
