@@ -76,6 +76,8 @@ class SharedSteps : public ArchitectureFixture {
       const size_t at = Begin(i) + kSteps;
       ExpectSame(RunSpan(*alone[i], SpanKind::kDecode, at, at + 1),
                  RunSpan(*together[i], SpanKind::kDecode, at, at + 1));
+      ExpectSame(RunSpan(*alone[i], SpanKind::kPrompt, at + 1, at + 12),
+                 RunSpan(*together[i], SpanKind::kPrompt, at + 1, at + 12));
     }
   }
 

@@ -4,7 +4,6 @@
 
 #include "platform/base/check.h"
 #include "runtime/engine/offloaded/compute_step.h"
-#include "shaders/shared/step_params.h"
 
 namespace kvrun {
 
@@ -27,12 +26,12 @@ Status SharedStep::Run(std::span<Row> rows) {
   StepMember& first = *active_.front()->member;
   const StepForm form = first.look_back().form();
   KVRUN_RETURN_IF_ERROR(Prepare(first.device(), first.commands()));
-  WriteInputs(first.commands());
+  WriteInputs();
   KVRUN_RETURN_IF_ERROR(
       ComputeStep(first.device(), lists_, form, caches_, form.has_store ? &*thread_ : nullptr));
   for (uint32_t i = 0; i < active_.size(); ++i) {
     Row& row = *active_[i];
-    first.commands().CopyLogits(row.logits, i);
+    commands_->CopyLogits(row.logits, i);
     row.status = row.member->End(row.row);
   }
   return Status::Ok();
@@ -41,7 +40,7 @@ Status SharedStep::Run(std::span<Row> rows) {
 void SharedStep::Drop() {
   lists_.clear();
   recorded_for_.clear();
-  step_.reset();
+  commands_.reset();
   choice_ = {};
 }
 
@@ -51,25 +50,24 @@ Status SharedStep::Prepare(Device& device, const StepCommands& commands) {
   if (recorded_for_ == members_) return Status::Ok();
   Drop();
   const auto n_rows = static_cast<uint32_t>(parts_.size());
-  KVRUN_ASSIGN_OR_RETURN(step_, device.CreateBuffer(sizeof(StepParams), BufferUse::kUpload, "activations"));
+  // Angles are each member's: how long its context is does not matter here.
+  KVRUN_ASSIGN_OR_RETURN(commands_, StepCommands::Create(commands.config(), commands.weights(), device,
+                                                         BufferUse::kDevice, /*n_ctx=*/1, n_rows));
   if (form.scores) {
     KVRUN_ASSIGN_OR_RETURN(choice_, ChoiceBuffers::Create(device, commands.config(), n_rows));
   }
-  KVRUN_ASSIGN_OR_RETURN(lists_, StepRecorder(parts_, step_.get(), choice_, n_rows).Record(device, n_rows));
+  KVRUN_ASSIGN_OR_RETURN(lists_, StepRecorder(*commands_, parts_, choice_, n_rows).Record(device, n_rows));
   recorded_for_ = members_;
   return Status::Ok();
 }
 
-// Angles are each member's own: those of the first row lie where its member has written the same.
-void SharedStep::WriteInputs(StepCommands& commands) const {
+void SharedStep::WriteInputs() {
   std::vector<StepRow> rows;
   for (const Row* row : active_) rows.push_back(row->row);
   std::vector<uint32_t> outputs(rows.size());
   std::iota(outputs.begin(), outputs.end(), 0U);
-  StepPlace place = commands.own();
-  place.step = step_.get();
-  commands.WriteRows(place, rows, 0);
-  commands.WriteOutputs(place, outputs);
+  commands_->WriteRows(rows);
+  commands_->WriteOutputs(outputs);
 }
 
 }  // namespace kvrun

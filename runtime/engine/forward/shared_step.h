@@ -1,6 +1,7 @@
 // A decode step of several passes, a row each: one product with the weights for all rows, as weights are read
-// from memory once for all of them then; what looks back by each pass. A row gets what its pass alone would
-// compute, where products do not depend on how many rows there are, as on the CPU.
+// from memory once for all of them then; what looks back by each pass. Activations of products are the step's
+// own, and its members have those of a row. A row gets what its pass alone would compute, where products do
+// not depend on how many rows there are, as on the CPU.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +42,7 @@ class SharedStep {
   using Members = std::vector<std::pair<LookBack*, uint64_t>>;
 
   Status Prepare(Device& device, const StepCommands& commands);
-  void WriteInputs(StepCommands& commands) const;
+  void WriteInputs();
 
   std::vector<Row*> active_;
   std::vector<LookBack*> parts_;
@@ -49,7 +50,7 @@ class SharedStep {
   Members members_;
   Members recorded_for_;
   StepLists lists_;
-  std::unique_ptr<Buffer> step_;  // StepParams
+  std::optional<StepCommands> commands_;  // of all rows
   ChoiceBuffers choice_;
   std::optional<KvThread> thread_;
 };

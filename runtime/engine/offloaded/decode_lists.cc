@@ -60,7 +60,7 @@ Result<const StepLists*> DecodeLists::For(uint32_t n_rows, uint32_t n_outputs) {
   }
   RecordedStep step{n_rows, n_outputs, probe_.is_wanted(), probe_.gives_inputs(), {}};
   LookBack* const self = this;
-  StepRecorder recorder(std::span(&self, 1), commands_.own().step, choice_, n_rows);
+  StepRecorder recorder(commands_, std::span(&self, 1), choice_, n_rows);
   KVRUN_ASSIGN_OR_RETURN(step.lists, recorder.Record(device_, n_outputs));
   if (steps_.size() >= kMaxRecordedSteps) steps_.erase(steps_.begin());
   steps_.push_back(std::move(step));

@@ -71,6 +71,7 @@ class OffloadedForwardPass final : public ForwardPass, public StepMember {
  private:
   Status GiveNorms();
   Status BeforeDecode(std::span<const StepRow> rows);
+  Status SetRows(uint32_t n_rows);
   Status RunPart(const StepPart& part, std::span<const uint32_t> outputs, std::span<float> logits);
   Status RunPrompt(std::span<const StepRow> rows, const StepProgress& progress, bool may_select);
   Status RunRowByRow(std::span<const StepRow> rows, std::span<const uint32_t> outputs,
@@ -164,12 +165,14 @@ Status OffloadedForwardPass::RunPart(const StepPart& part, std::span<const uint3
                                      std::span<float> logits) {
   const std::span<const StepRow> rows = part.rows;
   if (!part.is_prompt || rows.size() == 1) {
+    if (commands_.n_rows() < rows.size()) KVRUN_RETURN_IF_ERROR(SetRows(kChunkRows));
     KVRUN_RETURN_IF_ERROR(BeforeDecode(rows));
     KVRUN_RETURN_IF_ERROR(RunDecode(rows, outputs, logits));
     return refresh_.Note(rows);
   }
   last_rows_ = static_cast<uint32_t>(rows.size());
   prompt_rows_.Forget();
+  KVRUN_RETURN_IF_ERROR(SetRows(kChunkRows));
   KVRUN_RETURN_IF_ERROR(refresh_.CatchUp(rows.first(1)));
   const bool goes_on = LeavesGaps(cache_->plan()) && rows[0].position > 0;
   StepProgress of_part;
@@ -192,6 +195,14 @@ Status OffloadedForwardPass::BeforeDecode(std::span<const StepRow> rows) {
   return refresh_.ChooseAgain(rows);
 }
 
+Status OffloadedForwardPass::SetRows(uint32_t n_rows) {
+  if (n_rows == commands_.n_rows()) return Status::Ok();
+  prefill_.reset();
+  decode_->DropLists();
+  return commands_.SetRows(device_, n_rows);
+}
+
+// Its own activations are those of one row then: products are of all members together.
 Status OffloadedForwardPass::Begin(const StepRow& row) {
   const KvPlan& plan = cache_->plan();
   KVRUN_RETURN_IF_ERROR(
@@ -199,6 +210,7 @@ Status OffloadedForwardPass::Begin(const StepRow& row) {
   const std::span rows(&row, 1);
   KVRUN_RETURN_IF_ERROR(BeforeDecode(rows));
   prefill_.reset();
+  KVRUN_RETURN_IF_ERROR(SetRows(1));
   return decode_->Prepare(rows, {});
 }
 
@@ -215,6 +227,7 @@ Status OffloadedForwardPass::VisitState(StateVisitor& visitor, std::span<const u
 
 Status OffloadedForwardPass::RunPrompt(std::span<const StepRow> rows, const StepProgress& progress,
                                        bool may_select) {
+  KVRUN_RETURN_IF_ERROR(SetRows(kChunkRows));
   prefill_.reset();
   decode_->DropLists();
   KVRUN_RETURN_IF_ERROR(commands_.MakeGivenUp(device_));

@@ -47,14 +47,31 @@ Result<StepInputs> StepInputs::Create(const ModelConfig& config, Device& device,
 
 Result<StepCommands> StepCommands::Create(const ModelConfig& config,
                                           std::shared_ptr<const DeviceWeights> weights, Device& device,
-                                          BufferUse hidden_use, uint32_t n_ctx) {
+                                          BufferUse hidden_use, uint32_t n_ctx, uint32_t n_rows) {
   StepCommands step;
   step.config_ = &config;
   step.weights_ = std::move(weights);
   step.turns_ = MakeTurns(config.rope, n_ctx);
   step.windowed_turns_ = MakeTurns(config.windowed_rope, n_ctx);
-  KVRUN_RETURN_IF_ERROR(step.CreateBuffers(device, hidden_use));
+  step.hidden_use_ = hidden_use;
+  KVRUN_ASSIGN_OR_RETURN(step.inputs_, StepInputs::Create(config, device, "activations"));
+  KVRUN_RETURN_IF_ERROR(step.SetRows(device, n_rows));
   return step;
+}
+
+// What there was goes first: both together may be more than there is room for.
+Status StepCommands::SetRows(Device& device, uint32_t n_rows) {
+  if (n_rows == n_rows_) return Status::Ok();
+  for (auto* buffer : {&hidden_, &normed_, &qkv_, &attended_, &query_gate_, &state_input_, &block_result_,
+                       &router_, &expert_ids_, &expert_weights_, &output_rows_}) {
+    buffer->reset();
+  }
+  GiveUpFeedForward();
+  GiveUpLogits();
+  n_rows_ = n_rows;
+  const Status created = CreateBuffers(device);
+  if (!created.ok()) n_rows_ = 0;
+  return created;
 }
 
 StepCommands::Turns StepCommands::MakeTurns(const RopeConfig& rope, uint32_t n_ctx) {
@@ -86,16 +103,15 @@ uint32_t StepCommands::StateInputDim(const ModelConfig& config) {
   return columns;
 }
 
-Status StepCommands::CreateBuffers(Device& device, BufferUse hidden_use) {
+Status StepCommands::CreateBuffers(Device& device) {
   const auto make = [&](std::unique_ptr<Buffer>* buffer, uint64_t rows, uint64_t columns,
                         BufferUse use = BufferUse::kDevice) -> Status {
     if (columns == 0) return Status::Ok();
     KVRUN_ASSIGN_OR_RETURN(*buffer, device.CreateBuffer(rows * columns * sizeof(float), use, "activations"));
     return Status::Ok();
   };
-  const uint64_t rows = kChunkRows;
-  KVRUN_ASSIGN_OR_RETURN(inputs_, StepInputs::Create(*config_, device, "activations"));
-  KVRUN_RETURN_IF_ERROR(make(&hidden_, rows, config_->n_embd, hidden_use));
+  const uint64_t rows = n_rows_;
+  KVRUN_RETURN_IF_ERROR(make(&hidden_, rows, config_->n_embd, hidden_use_));
   KVRUN_RETURN_IF_ERROR(make(&normed_, rows, config_->n_embd));
   KVRUN_RETURN_IF_ERROR(make(&qkv_, rows, qkv_dim()));
   KVRUN_RETURN_IF_ERROR(make(&attended_, rows, BlockDim(*config_)));
@@ -106,13 +122,13 @@ Status StepCommands::CreateBuffers(Device& device, BufferUse hidden_use) {
   KVRUN_RETURN_IF_ERROR(make(&router_, rows, experts.n_experts));
   KVRUN_RETURN_IF_ERROR(make(&expert_ids_, rows, experts.n_used));
   KVRUN_RETURN_IF_ERROR(make(&expert_weights_, rows, experts.n_used));
-  KVRUN_RETURN_IF_ERROR(make(&output_rows_, kMaxOutputRows, config_->n_embd));
+  KVRUN_RETURN_IF_ERROR(make(&output_rows_, n_logits_rows(), config_->n_embd));
   return MakeGivenUp(device);
 }
 
 Status StepCommands::MakeFeedForward(Device& device) {
   if (ffn_ != nullptr) return Status::Ok();
-  const uint64_t third = FeedForwardBytes(*config_) / 3;
+  const uint64_t third = FeedForwardBytes(*config_) / 3 / kChunkRows * n_rows_;
   KVRUN_ASSIGN_OR_RETURN(gate_up_, device.CreateBuffer(2 * third, BufferUse::kDevice, "activations"));
   KVRUN_ASSIGN_OR_RETURN(ffn_, device.CreateBuffer(third, BufferUse::kDevice, "activations"));
   return Status::Ok();
@@ -128,7 +144,7 @@ uint64_t StepCommands::FeedForwardBytes(const ModelConfig& config) {
 Status StepCommands::MakeGivenUp(Device& device) {
   KVRUN_RETURN_IF_ERROR(MakeFeedForward(device));
   if (logits_ != nullptr) return Status::Ok();
-  const uint64_t bytes = uint64_t{kMaxOutputRows} * config_->n_vocab * sizeof(float);
+  const uint64_t bytes = uint64_t{n_logits_rows()} * config_->n_vocab * sizeof(float);
   KVRUN_ASSIGN_OR_RETURN(logits_, device.CreateBuffer(bytes, BufferUse::kReadback, "activations"));
   return Status::Ok();
 }

@@ -2,6 +2,7 @@
 // but what looks back (attention, or LayerStates).
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <complex>
 #include <cstdint>
@@ -46,11 +47,17 @@ struct StepPlace {
 class StepCommands {
  public:
   // `n_ctx`: of a sequence, which some rotations depend on. `hidden_use`: kShared where the host moves hidden
-  // states of a chunk in and out.
+  // states of a chunk in and out. `n_rows`: that a step may have.
   static Result<StepCommands> Create(const ModelConfig& config, std::shared_ptr<const DeviceWeights> weights,
-                                     Device& device, BufferUse hidden_use, uint32_t n_ctx);
+                                     Device& device, BufferUse hidden_use, uint32_t n_ctx,
+                                     uint32_t n_rows = kChunkRows);
+  uint32_t n_rows() const { return n_rows_; }
+  // Steps may have so many rows from now on. Nothing that was recorded may name what there was. After an
+  // error there are no activations, until it is asked for again.
+  Status SetRows(Device& device, uint32_t n_rows);
 
   const ModelConfig& config() const { return *config_; }
+  const std::shared_ptr<const DeviceWeights>& weights() const { return weights_; }
   const DeviceLayer& layer(uint32_t index) const { return weights_->layers[index]; }
   uint32_t qkv_dim() const { return config_->q_dim() + 2 * config_->kv_dim(); }
   Buffer* hidden() const { return hidden_.get(); }  // of own()
@@ -131,14 +138,15 @@ class StepCommands {
   Status MakeFeedForward(Device& device);  // if they were given up
   // All that was given up.
   Status MakeGivenUp(Device& device);
-  static uint64_t FeedForwardBytes(const ModelConfig& config);
+  static uint64_t FeedForwardBytes(const ModelConfig& config);  // of kChunkRows
 
   // Refuses rows that are not in the vocabulary or the cache, and spans that ForwardPass::Run does not take.
   Status CheckStep(const ForwardStep& step, uint32_t max_rows, uint32_t n_ctx, uint32_t n_sequences) const;
 
  private:
   StepCommands() = default;
-  Status CreateBuffers(Device& device, BufferUse hidden_use);
+  Status CreateBuffers(Device& device);
+  uint32_t n_logits_rows() const { return std::min(n_rows_, kMaxOutputRows); }
   Status AttentionNorm(CommandList& list, uint32_t layer, uint32_t n_rows, const Buffer& hidden,
                        Buffer* out) const;
   // Rotations of one kind of layers.
@@ -158,6 +166,8 @@ class StepCommands {
 
   const ModelConfig* config_ = nullptr;
   std::shared_ptr<const DeviceWeights> weights_;
+  BufferUse hidden_use_ = BufferUse::kDevice;
+  uint32_t n_rows_ = 0;
   // Positions whose angles are one multiplication away from each other.
   static constexpr uint32_t kTurnPositions = 64;
 

@@ -16,10 +16,10 @@ Result<ChoiceBuffers> ChoiceBuffers::Create(Device& device, const ModelConfig& c
   return buffers;
 }
 
-StepRecorder::StepRecorder(std::span<LookBack* const> parts, Buffer* step, const ChoiceBuffers& choice,
-                           uint32_t n_rows)
+StepRecorder::StepRecorder(const StepCommands& commands, std::span<LookBack* const> parts,
+                           const ChoiceBuffers& choice, uint32_t n_rows)
     : parts_(parts.begin(), parts.end()),
-      commands_(parts.front()->commands()),
+      commands_(commands),
       form_(parts.front()->form()),
       choice_(choice),
       n_rows_(n_rows),
@@ -27,7 +27,6 @@ StepRecorder::StepRecorder(std::span<LookBack* const> parts, Buffer* step, const
   KVRUN_CHECK(parts.size() == 1 || parts.size() == n_rows);
   KVRUN_CHECK(form_.lookahead <= 1);  // one later layer's norm is kept
   for (const LookBack* part : parts) KVRUN_CHECK(part->form() == form_);
-  place_.step = step;
 }
 
 Result<StepLists> StepRecorder::Record(Device& device, uint32_t n_outputs) {

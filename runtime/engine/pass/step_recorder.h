@@ -29,10 +29,11 @@ struct ChoiceBuffers {
 
 class StepRecorder {
  public:
-  // One part with all rows; or several of one form, with a row each, in their order. The first one's
-  // activations are the step's: its rows lie there, and those of others are copied from and to theirs. All
-  // must outlive what is recorded. `step`: StepParams of all rows.
-  StepRecorder(std::span<LookBack* const> parts, Buffer* step, const ChoiceBuffers& choice, uint32_t n_rows);
+  // `commands`: of all rows. One part with all of them, whose commands those are; or parts of one form, with
+  // a row each, in their order, which is copied from and to their own places. All must outlive what is
+  // recorded.
+  StepRecorder(const StepCommands& commands, std::span<LookBack* const> parts, const ChoiceBuffers& choice,
+               uint32_t n_rows);
 
   Result<StepLists> Record(Device& device, uint32_t n_outputs);
 
@@ -55,7 +56,7 @@ class StepRecorder {
   }
 
   const std::vector<LookBack*> parts_;
-  const StepCommands& commands_;  // of the first
+  const StepCommands& commands_;
   const StepForm form_;
   const ChoiceBuffers& choice_;
   const uint32_t n_rows_;

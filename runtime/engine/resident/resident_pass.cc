@@ -124,9 +124,18 @@ Status ResidentForwardPass::RecordAttention(CommandList& list, const StepShape& 
   return list.Attend(attention);
 }
 
+Status ResidentForwardPass::SetRows(uint32_t n_rows) {
+  if (n_rows == commands_.n_rows()) return Status::Ok();
+  lists_.clear();
+  ++version_;
+  return commands_.SetRows(device_, n_rows);
+}
+
+// Its own activations are those of one row then: products are of all members together.
 Status ResidentForwardPass::Begin(const StepRow& row) {
   KVRUN_RETURN_IF_ERROR(commands_.CheckStep(ForwardStep(SpanKind::kDecode, row), kChunkRows,
                                             cache_.shape().n_ctx, cache_.shape().n_sequences));
+  KVRUN_RETURN_IF_ERROR(SetRows(1));
   commands_.WriteRows(std::span(&row, 1));
   last_rows_ = 1;
   return Status::Ok();
@@ -181,6 +190,7 @@ Status ResidentForwardPass::Run(const ForwardStep& step, std::span<const uint32_
 
 Status ResidentForwardPass::RunPart(const StepPart& part, std::span<const uint32_t> outputs,
                                     std::span<float> logits) {
+  if (commands_.n_rows() < part.rows.size()) KVRUN_RETURN_IF_ERROR(SetRows(kChunkRows));
   commands_.WriteRows(part.rows);
   commands_.WriteOutputs(outputs);
   last_rows_ = static_cast<uint32_t>(part.rows.size());

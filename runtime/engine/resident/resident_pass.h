@@ -81,7 +81,7 @@ class ResidentForwardPass : public ForwardPass, public StepMember, private LookB
         parts_(commands_.config().n_vocab) {}
 
   StepForm form() const override { return {.is_one_list = true}; }
-  uint64_t version() const override { return 0; }
+  uint64_t version() const override { return version_; }
   const StepCommands& commands() const override { return commands_; }
   const LayerStates& states() const override { return states_; }
   Status RecordAttention(CommandList& list, uint32_t layer, uint32_t n_rows) override;
@@ -91,6 +91,7 @@ class ResidentForwardPass : public ForwardPass, public StepMember, private LookB
   }
 
   Status CreateScratch();
+  Status SetRows(uint32_t n_rows);
   Status RunPart(const StepPart& part, std::span<const uint32_t> outputs, std::span<float> logits);
   Status Execute(const StepShape& shape, std::span<float> logits);
   Result<CommandList*> ListFor(const StepShape& shape);
@@ -111,6 +112,7 @@ class ResidentForwardPass : public ForwardPass, public StepMember, private LookB
   std::unique_ptr<Buffer> scratch_;              // of attention
   StepParts parts_;
   uint32_t last_rows_ = 0;
+  uint64_t version_ = 0;
   std::list<std::pair<StepShape, std::unique_ptr<CommandList>>> lists_;  // latest used first
 };
 
