@@ -186,7 +186,7 @@ Status SelectedPrefill::Run(std::span<const StepRow> rows, const StepProgress& p
   const uint32_t end[] = {prompt_.end};
   if (!states_.are_none()) savings_ = states_.SavingsOf(prompt_.sequence, end);
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
-  KVRUN_RETURN_IF_ERROR(commands_.Embed(*list, n_rows()));
+  KVRUN_RETURN_IF_ERROR(commands_.Embed(*list, n_rows(), commands_.own()));
   KVRUN_RETURN_IF_ERROR(RecordChoice(*list, 0));
   KVRUN_RETURN_IF_ERROR(Execute(*list));
   const Status run = RunLayers(rows, progress, store);
@@ -357,7 +357,7 @@ Status SelectedPrefill::RunStateLayer(uint32_t model_layer, std::span<const Step
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
   KVRUN_RETURN_IF_ERROR(
       states_.RecordLayer(*list, commands_, model_layer, n_rows(), /*of_prompt=*/true, commands_.own()));
-  KVRUN_RETURN_IF_ERROR(commands_.AfterAttention(*list, model_layer, n_rows()));
+  KVRUN_RETURN_IF_ERROR(commands_.AfterAttention(*list, model_layer, n_rows(), commands_.own()));
   for (const LayerStates::Saving& saving : savings_) {
     KVRUN_RETURN_IF_ERROR(states_.RecordSave(*list, model_layer, prompt_.sequence, *saving.to));
   }

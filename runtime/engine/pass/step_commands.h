@@ -91,17 +91,10 @@ class StepCommands {
   void WriteOutputs(std::span<const uint32_t> outputs) { WriteOutputs(own(), outputs); }
   void WriteOutputs(const StepPlace& place, std::span<const uint32_t> outputs);
 
-  Status Embed(CommandList& list, uint32_t n_rows) const { return Embed(list, n_rows, own()); }
   Status Embed(CommandList& list, uint32_t n_rows, const StepPlace& place) const;
   // Norm, and the product to Q, K and V.
-  Status BeforeAttention(CommandList& list, uint32_t layer, uint32_t n_rows) const {
-    return BeforeAttention(list, layer, n_rows, own());
-  }
   Status BeforeAttention(CommandList& list, uint32_t layer, uint32_t n_rows, const StepPlace& place) const;
   // The output projection of what looks back, and the feed-forward network, added to the residual stream.
-  Status AfterAttention(CommandList& list, uint32_t layer, uint32_t n_rows) const {
-    return AfterAttention(list, layer, n_rows, own());
-  }
   Status AfterAttention(CommandList& list, uint32_t layer, uint32_t n_rows, const StepPlace& place) const;
   // BeforeAttention in two parts. The norm, by itself or with that of a later layer of the same hidden
   // states: float [n_rows, n_embd].

@@ -105,7 +105,7 @@ Status ResidentForwardPass::RecordLayer(CommandList& list, const StepShape& shap
   KVRUN_RETURN_IF_ERROR(
       has_kv ? RecordAttention(list, shape, static_cast<uint32_t>(found - kv_layers.begin()))
              : states_.RecordLayer(list, commands_, layer, shape.n_rows, shape.of_prompt, commands_.own()));
-  return commands_.AfterAttention(list, layer, shape.n_rows);
+  return commands_.AfterAttention(list, layer, shape.n_rows, commands_.own());
 }
 
 Status ResidentForwardPass::RecordAttention(CommandList& list, const StepShape& shape, uint32_t nth) {
@@ -115,7 +115,7 @@ Status ResidentForwardPass::RecordAttention(CommandList& list, const StepShape& 
     KVRUN_RETURN_IF_ERROR(list.GatherRows(*commands_.hidden(), *commands_.step(), 1,
                                           commands_.config().n_embd, inputs_[nth].get()));
   }
-  KVRUN_RETURN_IF_ERROR(commands_.BeforeAttention(list, layer, shape.n_rows));
+  KVRUN_RETURN_IF_ERROR(commands_.BeforeAttention(list, layer, shape.n_rows, commands_.own()));
   KVRUN_RETURN_IF_ERROR(list.RopeAndStore(attention));
   if (!sums_.empty() && shape.of_prompt && shape.n_rows > 1) {
     KVRUN_RETURN_IF_ERROR(sums_[nth].Record(list, commands_, *commands_.qkv(), shape.n_rows,
@@ -156,7 +156,7 @@ Result<CommandList*> ResidentForwardPass::ListFor(const StepShape& shape) {
   }
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
   if (shape.n_rows > 0) {
-    KVRUN_RETURN_IF_ERROR(commands_.Embed(*list, shape.n_rows));
+    KVRUN_RETURN_IF_ERROR(commands_.Embed(*list, shape.n_rows, commands_.own()));
     for (uint32_t i = 0; i < commands_.config().n_layers; ++i) {
       KVRUN_RETURN_IF_ERROR(RecordLayer(*list, shape, i));
     }
