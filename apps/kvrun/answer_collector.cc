@@ -61,7 +61,7 @@ void AnswerCollector::OnLogprobs(void* user, uint32_t /*sequence*/, kvrun_token_
   try {
     collector->logprobs_ = {taken, {likeliest, likeliest + n}};
   } catch (...) {
-    collector->has_failed_ = true;  // OnToken ends the call
+    collector->failure_ = std::current_exception();  // OnToken ends the call
   }
 }
 
@@ -71,9 +71,9 @@ int AnswerCollector::OnToken(void* user, uint32_t /*sequence*/, int32_t token, c
   try {
     collector->TakeToken(token, {text, text_bytes});
   } catch (...) {
-    collector->has_failed_ = true;  // nothing may be thrown through the library
+    collector->failure_ = std::current_exception();
   }
-  return collector->has_failed_ || collector->stdout_error_ != 0 || Interrupted() ? 1 : 0;
+  return collector->failure_ != nullptr || collector->stdout_error_ != 0 || Interrupted() ? 1 : 0;
 }
 
 void AnswerCollector::TakeToken(int32_t token, std::string_view text) {
@@ -85,7 +85,7 @@ void AnswerCollector::TakeToken(int32_t token, std::string_view text) {
 }
 
 Answer AnswerCollector::Finish(kvrun_finish finish) {
-  if (has_failed_) throw std::bad_alloc();
+  if (failure_ != nullptr) std::rethrow_exception(failure_);
   if (stdout_error_ == 0 && reasoning_ != nullptr) {
     PartList list;
     Check(kvrun_reasoning_end(reasoning_.get(), OnPart, &list));

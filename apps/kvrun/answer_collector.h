@@ -1,6 +1,7 @@
 // An answer as the library hands it out token by token, told from what the model thinks.
 #pragma once
 
+#include <exception>
 #include <string_view>
 #include <vector>
 
@@ -63,7 +64,7 @@ class AnswerCollector {
   Answer answer_;
   StepLogprobs logprobs_ = {};  // of the token that comes next
   bool is_reasoning_ = false;   // the last part
-  bool has_failed_ = false;     // out of memory
+  std::exception_ptr failure_;  // of taking a token: nothing may be thrown through the library
   int stdout_error_ = 0;
 };
 

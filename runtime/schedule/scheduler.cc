@@ -161,6 +161,7 @@ SessionOptions Scheduler::OptionsOf(const RequestLane& lane) const {
 }
 
 void Scheduler::BeginReading(std::unique_ptr<RequestLane> lane, StoredPrompts::Place place) {
+  if (place.is_new) stored_->MakeRoom();
   reading_ = std::move(lane);
   reported_ = {};  // what is reported is another
   turns_.Give([this, place = std::move(place), new_path = stored_->NewPath()] {

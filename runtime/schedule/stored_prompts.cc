@@ -48,7 +48,7 @@ Result<std::unique_ptr<StoredPrompts>> StoredPrompts::Open(StoredPromptsOptions 
                                        .is_own = is_own,
                                        .counts = is_own || session.name.starts_with(kDocumentPrefix)};
   }
-  prompts->Prune();
+  prompts->MakeRoom();
   return prompts;
 }
 
@@ -84,7 +84,6 @@ std::optional<StoredPrompts::Place> StoredPrompts::Take(std::span<const TokenId>
   }
   if (n_in_use >= place.n_common + kWorthWaiting) return std::nullopt;
   ++n_changes_;
-  if (place.is_new) Prune();  // others may have filled the disk
   Entry& entry = entries_[place.path];
   if (place.is_new) entry.is_own = entry.counts = true;
   // What it is to hold: another prompt that begins so may wait for it.
@@ -109,7 +108,7 @@ void StoredPrompts::PutBack(const Place& place, std::span<const TokenId> tokens)
   } else {
     entry.size_bytes = SessionSizeBytes(place.path);
   }
-  Prune();
+  MakeRoom();
 }
 
 // A session that was made and has no tokens would be there for good.
@@ -142,7 +141,9 @@ uint64_t StoredPrompts::FreeBytes() const {
 }
 
 // The least recently used go first.
-void StoredPrompts::Prune() {
+void StoredPrompts::MakeRoom() {
+  if (options_.folder.empty()) return;
+
   std::vector<std::map<std::string, Entry>::iterator> counted;
   uint64_t bytes = 0;
   for (auto i = entries_.begin(); i != entries_.end(); ++i) {

@@ -53,6 +53,9 @@ class StoredPrompts {
   // `tokens`: that it holds now; none: nothing was saved there, so it holds what it did before, and one of no
   // tokens goes. Makes room for it.
   void PutBack(const Place& place, std::span<const TokenId> tokens);
+  // Before one that is new is written: others may have filled the disk. Open and PutBack do it, too. Removes
+  // files, which may take long.
+  void MakeRoom();
   // In place of PutBack: it cannot be gone on with (another process has it, it is damaged, it was made with
   // other options), and is not tried again. It counts, and goes when it was not used for longest.
   void GiveUp(const Place& place);
@@ -86,7 +89,6 @@ class StoredPrompts {
   Use UseOf(const Entry& entry, uint32_t n_common) const;
   void ReadAgain(const std::string& path);
   uint64_t FreeBytes() const;
-  void Prune();
 
   const StoredPromptsOptions options_;
   std::map<std::string, Entry> entries_;  // by path

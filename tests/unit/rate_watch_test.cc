@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "tests/support/fake_forward_pass.h"
@@ -32,6 +33,19 @@ TEST(RateWatch, LooksAtNothingThatTheTrialDoesNotMeasure) {
   Add(&watch, 100, 1, kWatchedPositions, 1.0);  // a long context
   Add(&watch, 100, kWatchedChunkRows - 1, 100, 1.0);
   EXPECT_EQ(watch.Seen(), DeviceTimes());
+}
+
+// It is asked for that alone.
+class SharingPass final : public testing::FakeForwardPass {
+ public:
+  SharingPass() : FakeForwardPass(testing::FakePassOptions{}) {}
+  StepMember* step_member() override { return reinterpret_cast<StepMember*>(this); }
+};
+
+TEST(RateWatch, APassThatIsWatchedSharesSteps) {
+  auto pass = std::make_unique<SharingPass>();
+  StepMember* const member = pass->step_member();
+  EXPECT_EQ(WatchPass(std::move(pass), std::make_shared<RateWatch>())->step_member(), member);
 }
 
 TEST(RateWatch, StepsOfSeveralSequencesDoNotCount) {

@@ -201,6 +201,7 @@ TEST_F(StoredPromptsTest, TheDiskHasRoomForAnother) {
   free_bytes = 0;
   const auto place = prompts->Take(SomeIds(200, 5));
   EXPECT_TRUE(place->is_new);
+  prompts->MakeRoom();
   EXPECT_EQ(OnDisk().size(), 1U);
   free_bytes = each * 9;
   Write(place->path, SomeIds(200, 5));

@@ -54,6 +54,8 @@ class WatchedPass : public ForwardPass {
   void ResetKvReport() override { pass_->ResetKvReport(); }
   RecordCache* record_cache() override { return pass_->record_cache(); }
   LayerStates* layer_states() override { return pass_->layer_states(); }
+  // Steps that are shared are not watched, as those of several sequences.
+  StepMember* step_member() override { return pass_->step_member(); }
   void Cut(uint32_t sequence, uint32_t length) override { pass_->Cut(sequence, length); }
   uint64_t recomputed_tokens() const override { return pass_->recomputed_tokens(); }
 

@@ -181,8 +181,12 @@ Status ResumingPass::NoteComputed(const KvSpan& span) {
 Status ResumingPass::Begin(const StepRow& row) {
   work_ = {.n_repeated = 0, .n_all = 1 + MissingBefore(0, row.position), .n_of_step = 1};
   KVRUN_RETURN_IF_ERROR(ComeTo(0, row.position));
-  sequences_[0].position.reset();
   return pass_->step_member()->Begin(row);
+}
+
+void ResumingPass::Submit() {
+  sequences_[0].position.reset();
+  pass_->step_member()->Submit();
 }
 
 Status ResumingPass::End(const StepRow& row) {

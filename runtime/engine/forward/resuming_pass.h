@@ -50,6 +50,7 @@ class ResumingPass : public ForwardPass, public StepMember {
   LookBack& look_back() override { return pass_->step_member()->look_back(); }
   StepRecords* records() override { return pass_->step_member()->records(); }
   Status Begin(const StepRow& row) override;
+  void Submit() override;
   Status End(const StepRow& row) override;
 
   // Of a sequence's copies, ascending. For tests.

@@ -27,6 +27,7 @@ Status SharedStep::Run(std::span<Row> rows) {
   const StepForm form = first.look_back().form();
   KVRUN_RETURN_IF_ERROR(Prepare(first.device(), first.commands()));
   WriteInputs();
+  for (const Row* row : active_) row->member->Submit();
   KVRUN_RETURN_IF_ERROR(
       ComputeStep(first.device(), lists_, form, caches_, form.has_store ? &*thread_ : nullptr));
   for (uint32_t i = 0; i < active_.size(); ++i) {

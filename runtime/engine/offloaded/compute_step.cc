@@ -8,8 +8,9 @@ uint32_t CountLayers(const StepLists& lists, const StepForm& form) {
   return static_cast<uint32_t>(lists.size()) - 1 - form.lookahead;
 }
 
+// last: of the lists that were submitted, whatever fails then.
 Result<uint64_t> Submit(Device& device, const StepLists& lists, const StepForm& form,
-                        std::span<StepRecords* const> caches, KvThread* thread) {
+                        std::span<StepRecords* const> caches, KvThread* thread, uint64_t* last) {
   uint64_t first_ready = 0;
   if (thread != nullptr) {
     first_ready = device.ReserveHostValues(CountLayers(lists, form));
@@ -20,7 +21,6 @@ Result<uint64_t> Submit(Device& device, const StepLists& lists, const StepForm& 
       for (uint32_t i = 0; i < CountLayers(lists, form); ++i) KVRUN_RETURN_IF_ERROR(records->FetchLayer(i));
     }
   }
-  uint64_t value = 0;
   for (uint32_t i = 0; i < lists.size(); ++i) {
     const uint64_t wait = thread != nullptr && i > form.lookahead ? first_ready + i - 1 - form.lookahead : 0;
     Result<uint64_t> submitted = device.Submit(*lists[i], wait);
@@ -28,22 +28,24 @@ Result<uint64_t> Submit(Device& device, const StepLists& lists, const StepForm& 
       if (thread != nullptr) thread->Abandon();
       return submitted;
     }
-    value = *submitted;
-    if (thread != nullptr) thread->Post(i, value);
+    *last = *submitted;
+    if (thread != nullptr) thread->Post(i, *last);
   }
-  return value;
+  return *last;
 }
 
 }  // namespace
 
 Status ComputeStep(Device& device, const StepLists& lists, const StepForm& form,
                    std::span<StepRecords* const> caches, KvThread* thread) {
-  const Result<uint64_t> value = Submit(device, lists, form, caches, thread);
+  uint64_t last = 0;
+  const Result<uint64_t> value = Submit(device, lists, form, caches, thread, &last);
   // One after the other: where two threads wait for a timeline, Debian 12's validation layer loses track of
   // it.
   const Status served = thread != nullptr ? thread->End() : Status::Ok();
-  const Status waited = value.ok() ? device.Wait(*value) : value.status();
+  const Status waited = last > 0 ? device.Wait(last) : Status::Ok();  // nothing is in use any more
   KVRUN_RETURN_IF_ERROR(served);
+  KVRUN_RETURN_IF_ERROR(value.status());
   return waited;
 }
 

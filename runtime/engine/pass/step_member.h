@@ -23,6 +23,8 @@ class StepMember {
 
   // What the row needs is there, and its inputs are written. May change look_back's version.
   virtual Status Begin(const StepRow& row) = 0;
+  // Nothing has failed, and the step begins to be computed: what it goes on from is no more.
+  virtual void Submit() {}
   // The step was computed. Without that, or after an error, the row was not given: ForwardPass::Run says
   // what that means.
   virtual Status End(const StepRow& row) = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 namespace kvrun {
 
@@ -34,38 +35,42 @@ std::vector<Status> JointAnswers::Step(std::span<Generation* const> answers) {
 }
 
 // Where a step of all fails, nobody knows whose fault it was: each is computed by itself.
-void JointAnswers::ComputeTogether(SharedStep* shared, std::span<const Place> places) {
+void JointAnswers::ComputeTogether(Shared* shared, std::span<const Place> places) {
   const auto compute_each = [&] {
     for (const Place& place : places) *place.status = place.answer->Compute();
   };
-  if (places.size() == 1) return compute_each();
+  if (places.size() == 1 || shared->has_failed) return compute_each();
   std::vector<SharedStep::Row> rows;
   for (const Place& place : places) rows.push_back(place.answer->RowToCompute());
   const Clock::time_point begin = Clock::now();
   Status computed = Status::Ok();
   {
     const std::unique_lock lock = places.front().answer->LockDevice();
-    computed = shared->Run(rows);
-    if (!computed.ok()) shared->Drop();
+    computed = shared->step->Run(rows);
+    shared->has_failed = !computed.ok();
+    if (shared->has_failed) shared->step->Drop();
   }
   if (!computed.ok()) return compute_each();
   const Clock::duration share = (Clock::now() - begin) / places.size();
   for (size_t i = 0; i < places.size(); ++i) {
     *places[i].status = rows[i].status;
-    places[i].answer->NoteComputed(share);
+    if (rows[i].status.ok()) places[i].answer->NoteComputed(share);
   }
 }
 
-SharedStep* JointAnswers::SharedOf(const StepForm& form) {
+JointAnswers::Shared* JointAnswers::SharedOf(const StepForm& form) {
   const auto found =
-      std::find_if(shared_.begin(), shared_.end(), [&](const auto& one) { return one.first == form; });
-  if (found != shared_.end()) return found->second.get();
-  return shared_.emplace_back(form, std::make_unique<SharedStep>()).second.get();
+      std::find_if(shared_.begin(), shared_.end(), [&](const Shared& one) { return one.form == form; });
+  if (found != shared_.end()) return &*found;
+  return &shared_.emplace_back(Shared{form, std::make_unique<SharedStep>()});
 }
 
 void JointAnswers::Forget(Generation* answer) {
   const std::unique_lock lock = answer->LockDevice();
-  for (const auto& [form, shared] : shared_) shared->Drop();
+  for (Shared& shared : shared_) {
+    shared.step->Drop();
+    shared.has_failed = false;
+  }
 }
 
 }  // namespace kvrun

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <memory>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "platform/base/status.h"
@@ -26,12 +25,17 @@ class JointAnswers {
     Generation* answer = nullptr;
     Status* status = nullptr;
   };
+  struct Shared {
+    StepForm form;
+    std::unique_ptr<SharedStep> step;
+    bool has_failed = false;  // with the answers that there are: each is computed by itself
+  };
   using Clock = std::chrono::steady_clock;
 
-  void ComputeTogether(SharedStep* shared, std::span<const Place> places);
-  SharedStep* SharedOf(const StepForm& form);
+  static void ComputeTogether(Shared* shared, std::span<const Place> places);
+  Shared* SharedOf(const StepForm& form);
 
-  std::vector<std::pair<StepForm, std::unique_ptr<SharedStep>>> shared_;
+  std::vector<Shared> shared_;
 };
 
 }  // namespace kvrun
