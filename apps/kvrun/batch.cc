@@ -10,6 +10,7 @@
 #include "apps/common/files.h"
 #include "apps/common/interrupt.h"
 #include "apps/common/session_plan.h"
+#include "apps/common/succeeds.h"
 #include "apps/kvrun/answer_collector.h"
 #include "apps/kvrun/batch_lines.h"
 #include "apps/kvrun/report.h"
@@ -56,17 +57,6 @@ struct Item {
   uint32_t room() const { return n_ctx - n_prompt; }
   bool ends_with_context() const { return n_asked() == 0 || n_asked() > room(); }
 };
-
-// Nothing may be thrown through the library. False: there is no memory.
-template <typename Work>
-bool Succeeds(const Work& work) noexcept {
-  try {
-    work();
-    return true;
-  } catch (...) {
-    return false;
-  }
-}
 
 // Of what is wrong with a line, not with the model, the device or the options of all.
 bool IsOfLineAlone(const Failure& failure) {

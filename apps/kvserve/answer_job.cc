@@ -7,28 +7,18 @@
 #include <utility>
 
 #include "apps/common/failure.h"
+#include "apps/common/succeeds.h"
 #include "apps/kvserve/service.h"
 
 namespace kvrun::serve {
 namespace {
 
 using namespace std::chrono_literals;
+using cli::Succeeds;
 
 constexpr size_t kMostAnswers = 16;  // of a request, prompts times n
 constexpr auto kSilence = 15s;       // before a client is told that it goes on
 constexpr auto kProgressEvery = 250ms;
-
-// The library knows no exceptions. What fails here (no memory) leaves the reply unanswered, which ends as an
-// error of the server's. False: it has failed.
-template <typename Work>
-bool Succeeds(const Work& work) noexcept {
-  try {
-    work();
-    return true;
-  } catch (...) {
-    return false;
-  }
-}
 
 const char* FinishReason(kvrun_finish finish) {
   return finish == KVRUN_FINISH_LENGTH || finish == KVRUN_FINISH_CONTEXT_FULL ? "length" : "stop";
