@@ -59,9 +59,9 @@ Status StepRecorder::RecordLayer(CommandList& list, uint32_t layer, uint32_t n_o
   if (!form_.is_one_list) KVRUN_RETURN_IF_ERROR(list.AwaitHost());
   for (uint32_t i = 0; i < parts_.size(); ++i) {
     const StepPlace own = parts_[i]->commands().own();
-    KVRUN_RETURN_IF_ERROR(HandOut(list, place_.qkv, own.qkv, i, commands_.qkv_dim()));
+    KVRUN_RETURN_IF_ERROR(CopyRow(list, {place_.qkv, i}, {own.qkv}, commands_.qkv_dim()));
     KVRUN_RETURN_IF_ERROR(parts_[i]->RecordAttention(list, layer, rows_of_part()));
-    KVRUN_RETURN_IF_ERROR(Collect(list, own.attended, place_.attended, i, commands_.config().q_dim()));
+    KVRUN_RETURN_IF_ERROR(CopyRow(list, {own.attended}, {place_.attended, i}, commands_.config().q_dim()));
   }
   KVRUN_RETURN_IF_ERROR(commands_.AfterAttention(list, model_layer(layer), n_rows_, place_));
   KVRUN_RETURN_IF_ERROR(RecordStates(list, model_layer(layer) + 1, model_layer(layer + 1)));
@@ -79,11 +79,11 @@ Status StepRecorder::RecordStates(CommandList& list, uint32_t begin, uint32_t en
       const StepCommands& commands = parts_[i]->commands();
       const StepPlace own = commands.own();
       const LayerStates::Columns columns = LayerStates::ColumnsOf(commands.config(), layer);
-      KVRUN_RETURN_IF_ERROR(HandOut(list, LayerStates::InputOf(commands_, layer, place_),
-                                    LayerStates::InputOf(commands, layer, own), i, columns.input));
+      KVRUN_RETURN_IF_ERROR(CopyRow(list, {LayerStates::InputOf(commands_, layer, place_), i},
+                                    {LayerStates::InputOf(commands, layer, own)}, columns.input));
       KVRUN_RETURN_IF_ERROR(parts_[i]->states().RecordLookBack(list, commands, layer, rows_of_part(),
                                                                /*of_prompt=*/false, own));
-      KVRUN_RETURN_IF_ERROR(Collect(list, own.attended, place_.attended, i, columns.attended));
+      KVRUN_RETURN_IF_ERROR(CopyRow(list, {own.attended}, {place_.attended, i}, columns.attended));
     }
     KVRUN_RETURN_IF_ERROR(commands_.AfterAttention(list, layer, n_rows_, place_));
   }
@@ -105,24 +105,18 @@ Status StepRecorder::RecordChoice(CommandList& list, uint32_t layer, const Buffe
   KVRUN_RETURN_IF_ERROR(commands_.Query(list, model_layer(layer), n_rows_, *normed, choice_.query.get()));
   for (uint32_t i = 0; i < parts_.size(); ++i) {
     LookBack& part = *parts_[i];
-    KVRUN_RETURN_IF_ERROR(HandOut(list, choice_.query.get(), part.query(), i, commands_.config().q_dim()));
+    KVRUN_RETURN_IF_ERROR(
+        CopyRow(list, {choice_.query.get(), i}, {part.query()}, commands_.config().q_dim()));
     KVRUN_RETURN_IF_ERROR(part.RecordChoice(list, layer, rows_of_part()));
   }
   return Status::Ok();
 }
 
-Status StepRecorder::HandOut(CommandList& list, const Buffer* from, Buffer* to, uint32_t row,
-                             uint32_t n_cols) const {
-  if (from == to) return Status::Ok();
+Status StepRecorder::CopyRow(CommandList& list, const RowOf& from, const RowOf& to, uint32_t n_cols) {
+  if (from.buffer == to.buffer) return Status::Ok();
   const uint64_t bytes = uint64_t{n_cols} * sizeof(float);
-  return list.Copy({.from = from, .to = to, .pieces = {{row * bytes, 0, bytes}}});
-}
-
-Status StepRecorder::Collect(CommandList& list, const Buffer* from, Buffer* to, uint32_t row,
-                             uint32_t n_cols) const {
-  if (from == to) return Status::Ok();
-  const uint64_t bytes = uint64_t{n_cols} * sizeof(float);
-  return list.Copy({.from = from, .to = to, .pieces = {{0, row * bytes, bytes}}});
+  return list.Copy(
+      {.from = from.buffer, .to = to.buffer, .pieces = {{from.row * bytes, to.row * bytes, bytes}}});
 }
 
 }  // namespace kvrun

@@ -44,9 +44,12 @@ class StepRecorder {
   Status RecordStates(CommandList& list, uint32_t begin, uint32_t end);
   Status RecordNorms(CommandList& list, uint32_t layer);
   Status RecordChoice(CommandList& list, uint32_t layer, const Buffer* normed);
-  // A row of each part: from the step's buffer to its own, or back.
-  Status HandOut(CommandList& list, const Buffer* from, Buffer* to, uint32_t row, uint32_t n_cols) const;
-  Status Collect(CommandList& list, const Buffer* from, Buffer* to, uint32_t row, uint32_t n_cols) const;
+  // A row of a part, between the step's buffer and its own; nothing where they are one.
+  struct RowOf {
+    Buffer* buffer = nullptr;
+    uint32_t row = 0;
+  };
+  static Status CopyRow(CommandList& list, const RowOf& from, const RowOf& to, uint32_t n_cols);
 
   uint32_t n_layers() const { return commands_.config().n_kv_layers(); }
   uint32_t rows_of_part() const { return parts_.size() == 1 ? n_rows_ : 1; }
