@@ -18,9 +18,10 @@ RequestLane::RequestLane(RequestId id, Request request, std::unique_ptr<RequestE
 }
 
 bool RequestLane::Progress(uint64_t done, const RestFn& rest) {
-  n_read_ = n_cached_ + done;
-  events_->OnProgress(n_read_, request_.ids.size(), n_cached_);
-  return rest() || is_cancelled_;
+  const uint64_t n_ids = request_.ids.size();
+  n_read_ = std::max(n_read_, std::min(n_before_feed_ + done, n_ids));
+  if (events_ != nullptr) events_->OnProgress(n_read_, n_ids, n_cached_);
+  return rest() || is_dropped_;
 }
 
 // Another process has what is there, or it does not go with the options: then a new one is made. Where that
@@ -48,7 +49,9 @@ Status RequestLane::Read(SessionOptions options, StoredPrompts::Place place, con
   if (is_cancelled_) return RequestCancelled();
   options.progress = [this, rest](uint64_t done, uint64_t) { return Progress(done, rest); };
   KVRUN_RETURN_IF_ERROR(Open(std::move(options), make, new_path));
-  KVRUN_RETURN_IF_ERROR(Feed());
+  do {
+    KVRUN_RETURN_IF_ERROR(Feed());
+  } while (feeding_ != request_.ids);
   if (session_->turn_stats().prefill_tokens >= kWorthSaving) Save();
   return Status::Ok();
 }
@@ -57,12 +60,14 @@ Status RequestLane::Read(SessionOptions options, StoredPrompts::Place place, con
 // as generated, attends to what is selected for it, and so answers differently from the prompt that is read
 // whole. What cannot be read back, or cut there, is read anew.
 Status RequestLane::Feed() {
-  const std::span<const TokenId> ids = request_.ids;
+  feeding_ = request_.ids;
+  const std::span<const TokenId> ids = feeding_;
   const auto n_ids = static_cast<uint32_t>(ids.size());
   const uint32_t common = std::min(
       {CommonLength(session_->Tokens(kOnly), ids), session_->Length(kOnly), n_ids - std::min(n_ids, 2U)});
   const auto feed_from = [&](uint32_t begin) -> Status {
-    n_cached_ = n_read_ = begin;
+    if (!taken_over_at_) n_cached_ = n_read_ = begin;
+    n_before_feed_ = begin;
     is_saved_ = false;
     KVRUN_RETURN_IF_ERROR(session_->Truncate(kOnly, begin));
     return session_->Feed(kOnly, ids.subspan(begin));
@@ -75,14 +80,19 @@ Status RequestLane::Feed() {
 }
 
 Status RequestLane::BeginAnswer() {
-  KVRUN_ASSIGN_OR_RETURN(answer_,
-                         session_->BeginAnswer(std::span(&kOnly, 1), std::span(&request_.generate, 1),
-                                               [this](const GeneratedToken& token) {
-                                                 n_answered_ += token.id >= 0 ? 1 : 0;
-                                                 is_saved_ = false;
-                                                 return events_->OnToken(token) || is_cancelled_;
-                                               }));
+  KVRUN_ASSIGN_OR_RETURN(
+      answer_, session_->BeginAnswer(std::span(&kOnly, 1), std::span(&request_.generate, 1),
+                                     [this](const GeneratedToken& token) { return NoteToken(token); }));
   return Status::Ok();
+}
+
+bool RequestLane::NoteToken(const GeneratedToken& token) {
+  if (n_answered_ == 0 && taken_over_at_) {
+    ttft_ms_ = std::chrono::duration<double, std::milli>(Clock::now() - *taken_over_at_).count();
+  }
+  n_answered_ += token.id >= 0 ? 1 : 0;
+  is_saved_ = false;
+  return events_->OnToken(token) || is_cancelled_;
 }
 
 // What cannot be saved is read again another time: the answer is not the worse for it.
@@ -100,6 +110,7 @@ std::vector<TokenId> RequestLane::KeptTokens() const {
 }
 
 void RequestLane::End(const Status& status) {
+  if (events_ == nullptr) return;
   RequestOutcome outcome;
   outcome.status = status;
   if (answer_ != nullptr) {
@@ -108,12 +119,63 @@ void RequestLane::End(const Status& status) {
     if (status.ok() && is_cancelled_) outcome.status = RequestCancelled();
   }
   if (session_ != nullptr) {
-    outcome.stats = session_->turn_stats();
+    outcome.stats = stats();
     outcome.notes = session_->notes();
     outcome.details = session_->details();
     outcome.kv = session_->kv_report();
   }
   events_->OnEnd(outcome);
+}
+
+// Where another's reading was taken over, time counts from there, and tokens that it had read were there.
+SessionStats RequestLane::stats() const {
+  if (session_ == nullptr) return {};
+  SessionStats stats = session_->turn_stats();
+  if (!taken_over_at_) return stats;
+  const uint64_t n_new = n_read_ - std::min(n_cached_, n_read_);
+  if (stats.prefill_tokens > 0) {
+    stats.prefill_ms *= std::min(1.0, static_cast<double>(n_new) / static_cast<double>(stats.prefill_tokens));
+  }
+  stats.prefill_tokens = n_new;
+  stats.cached_tokens = n_cached_;
+  stats.ttft_ms = ttft_ms_;
+  return stats;
+}
+
+bool RequestLane::would_lose_much() const {
+  return session_ != nullptr && n_read_ < request_.ids.size() &&
+         n_read_ >= session_->Length(kOnly) + kWorthSaving;
+}
+
+void RequestLane::EndAlone() {
+  RequestOutcome outcome;
+  outcome.status = RequestCancelled();
+  outcome.stats.prefill_tokens = n_read_ - n_cached_;
+  outcome.notes = session_->notes();
+  outcome.details = session_->details();
+  outcome.kv = session_->kv_report();
+  events_->OnEnd(outcome);
+  events_ = nullptr;
+}
+
+uint32_t RequestLane::CommonWith(const RequestLane& other, uint32_t n_ctx) const {
+  if (session_->n_ctx() < n_ctx) return 0;
+  const uint32_t n_common = CommonLength(feeding_, other.ids());
+  return StoredPrompts::MayCut(feeding_.size(), n_common) && n_common >= kWorthSaving ? n_common : 0;
+}
+
+bool RequestLane::IsInTheWayOf(const RequestLane& other, uint32_t n_ctx) const {
+  return !place_.path.empty() && CommonWith(other, n_ctx) == 0 &&
+         CommonLength(feeding_, other.ids()) >= StoredPrompts::kWorthWaiting;
+}
+
+void RequestLane::TakeOver(std::unique_ptr<RequestLane> other) {
+  id_ = other->id_;
+  n_cached_ = n_read_ = std::min<uint64_t>(n_read_, CommonLength(feeding_, other->ids()));
+  request_ = std::move(other->request_);
+  events_ = std::move(other->events_);
+  is_cancelled_ = other->is_cancelled_.load();
+  taken_over_at_ = Clock::now();
 }
 
 }  // namespace kvrun

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -29,7 +30,7 @@ class RequestLane {
   const std::vector<TokenId>& ids() const { return request_.ids; }
   const GenerateOptions& generate() const { return request_.generate; }
 
-  // Any thread.
+  // Any thread. Who steps it sees to its end.
   void Cancel() { is_cancelled_ = true; }
   bool is_cancelled() const { return is_cancelled_; }
 
@@ -48,12 +49,31 @@ class RequestLane {
   // Tells the end. `status`: why it could not go on.
   void End(const Status& status);
 
+  // --- While Read rests.
+  // Read ends where it is.
+  void Drop() { is_dropped_ = true; }
+  // If Read ended now, much that was read would be lost: a prompt may be computed layer by layer, as a whole.
+  bool would_lose_much() const;
+  // In place of End: Read may go on for another request. Until then nothing is told to anyone.
+  void EndAlone();
+  bool has_ended_alone() const { return events_ == nullptr; }
+  // How many tokens of what is being read the prompt begins with; 0: it has no use for the rest, or no room.
+  // `n_ctx`: that it needs.
+  uint32_t CommonWith(const RequestLane& other, uint32_t n_ctx) const;
+  // The other would wait for its place, and has no use for what it reads.
+  bool IsInTheWayOf(const RequestLane& other, uint32_t n_ctx) const;
+  // What `other` has, which has not begun, is this one's: its id, its request, and who hears of it. After
+  // EndAlone.
+  void TakeOver(std::unique_ptr<RequestLane> other);
+
   const StoredPrompts::Place& place() const { return place_; }
   // That its session has on flash; empty: it has none, or is kept nowhere.
   std::vector<TokenId> KeptTokens() const;
   // What place() was at first, where it was of no use.
   const std::optional<StoredPrompts::Place>& given_up() const { return given_up_; }
   const Session* session() const { return session_.get(); }
+  // Of this request alone, once it is read.
+  SessionStats stats() const;
   void CloseSession() {
     answer_.reset();
     session_.reset();
@@ -76,11 +96,17 @@ class RequestLane {
   Status Open(SessionOptions options, const MakeSession& make, const std::string& new_path);
   Status Feed();
   bool Progress(uint64_t done, const RestFn& rest);
+  bool NoteToken(const GeneratedToken& token);
 
-  const RequestId id_;
+  using Clock = std::chrono::steady_clock;
+
+  RequestId id_;
   Request request_;
-  std::unique_ptr<RequestEvents> events_;
+  std::unique_ptr<RequestEvents> events_;  // null: its end was told
   std::atomic<bool> is_cancelled_ = false;
+  bool is_dropped_ = false;
+  std::vector<TokenId> feeding_;  // another request's, where that was taken over
+  uint64_t n_before_feed_ = 0;
   StoredPrompts::Place place_;
   std::optional<StoredPrompts::Place> given_up_;
   std::unique_ptr<Session> session_;
@@ -89,6 +115,8 @@ class RequestLane {
   uint64_t n_read_ = 0;                 // tokens of the prompt that are there
   uint64_t n_cached_ = 0;
   uint64_t n_answered_ = 0;
+  std::optional<Clock::time_point> taken_over_at_;
+  double ttft_ms_ = 0.0;  // since then
   uint32_t n_overtaken_ = 0;
   std::optional<uint64_t> waits_since_;
 };

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <exception>
 #include <utility>
 
 namespace kvrun {
@@ -17,6 +16,8 @@ constexpr auto kReportEvery = 200ms;
 // So many may go before one whose place is in use; then the others wait, too, until it is free.
 constexpr uint32_t kMostOvertaken = 16;
 constexpr uint32_t kOpenEndedRoom = 1024;
+// A prompt that nobody waits for any more takes its memory for so long, unless another needs it.
+constexpr auto kLongestParked = 10min;
 
 }  // namespace
 
@@ -46,6 +47,7 @@ void Scheduler::EndAll() {
   }
   while (StepOnce()) {
   }
+  DropParked(0);
 }
 
 Result<RequestId> Scheduler::Add(Request request, std::unique_ptr<RequestEvents> events) {
@@ -91,6 +93,8 @@ void Scheduler::Wait(std::chrono::milliseconds at_most) {
 
 bool Scheduler::StepOnce() {
   DropCancelled();
+  DropParked(options_.n_parallel);
+  if (reading_ != nullptr && reading_->lane().is_cancelled()) ParkReading();
   Admit();
   const bool has_work = reading_ != nullptr || !answering_.empty();
   if (reading_ != nullptr && (answering_.empty() || owed_to_answers_ <= Clock::duration::zero())) ReadSome();
@@ -131,11 +135,16 @@ std::optional<StoredPrompts::Place> Scheduler::PlaceOf(RequestLane* lane) {
 // One prompt is read at a time. The first in the queue whose place is free goes first.
 void Scheduler::Admit() {
   if (reading_ != nullptr || answering_.size() >= options_.n_parallel) return;
+  DropParkedInTheWay();
   std::unique_ptr<RequestLane> lane;
   std::optional<StoredPrompts::Place> place;
   {
     const std::lock_guard lock(mutex_);
     for (auto i = queue_.begin(); i != queue_.end(); ++i) {
+      if (TakeUpParked(&*i)) {
+        queue_.erase(i);
+        return;
+      }
       place = PlaceOf(i->get());
       if (!place && (*i)->n_overtaken() >= kMostOvertaken) break;
       if (!place) continue;
@@ -146,7 +155,9 @@ void Scheduler::Admit() {
       break;
     }
   }
-  if (lane != nullptr) BeginReading(std::move(lane), *place);
+  if (lane == nullptr) return;
+  DropParked(options_.n_parallel - answering_.size() - 1);
+  BeginReading(std::move(lane), *place);
 }
 
 SessionOptions Scheduler::OptionsOf(const RequestLane& lane) const {
@@ -162,33 +173,84 @@ SessionOptions Scheduler::OptionsOf(const RequestLane& lane) const {
 
 void Scheduler::BeginReading(std::unique_ptr<RequestLane> lane, StoredPrompts::Place place) {
   if (place.is_new) stored_->MakeRoom();
-  reading_ = std::move(lane);
+  SessionOptions session = OptionsOf(*lane);
+  reading_ = std::make_unique<PromptReading>(std::move(lane), std::move(session), std::move(place), make_,
+                                             stored_->NewPath());
   reported_ = {};  // what is reported is another
-  turns_.Give([this, place = std::move(place), new_path = stored_->NewPath()] {
-    try {
-      read_status_ =
-          reading_->Read(OptionsOf(*reading_), place, make_, new_path, [this] { return turns_.Rest(); });
-    } catch (const std::exception& failure) {  // nobody would catch it on that thread
-      read_status_ = Status(StatusCode::kOutOfMemory, failure.what());
-    }
-  });
 }
 
 void Scheduler::ReadSome() {
   const Clock::time_point begin = Clock::now();
-  turns_.Run(options_.slice);
+  reading_->Run(options_.slice);
   const std::chrono::duration<double> taken = Clock::now() - begin;
   owed_to_answers_ = std::chrono::duration_cast<Clock::duration>(taken * kAnswersToReading);
-  if (!turns_.is_under_way()) NoteRead();
+  if (reading_->is_done()) NoteRead();
 }
 
 void Scheduler::NoteRead() {
-  std::unique_ptr<RequestLane> lane = std::move(reading_);
-  Status status = std::exchange(read_status_, Status::Ok());
-  if (status.ok()) status = lane->BeginAnswer();
+  std::unique_ptr<RequestLane> lane = reading_->TakeLane();
+  Status status = reading_->status();
+  reading_ = nullptr;
+  if (status.ok()) status = lane->is_cancelled() ? RequestCancelled() : lane->BeginAnswer();
   if (!status.ok()) return Finish(std::move(lane), status);
   answering_.push_back(std::move(lane));
   reported_ = {};
+}
+
+void Scheduler::ParkReading() {
+  RequestLane& lane = reading_->lane();
+  if (!lane.would_lose_much()) return lane.Drop();
+  CountEnd(lane, RequestCancelled(), lane.stats());
+  lane.EndAlone();
+  parked_.push_back({std::move(reading_), Clock::now()});
+  reported_ = {};
+}
+
+bool Scheduler::TakeUpParked(std::unique_ptr<RequestLane>* lane) {
+  const uint32_t n_ctx = OptionsOf(**lane).n_ctx;
+  const auto common = [&](const Parked& parked) { return parked.reading->lane().CommonWith(**lane, n_ctx); };
+  const auto best = std::max_element(parked_.begin(), parked_.end(), [&](const Parked& a, const Parked& b) {
+    return common(a) < common(b);
+  });
+  if (best == parked_.end() || common(*best) == 0) return false;
+  reading_ = std::move(best->reading);
+  parked_.erase(best);
+  reading_->lane().TakeOver(std::move(*lane));
+  running_.push_back(&reading_->lane());
+  reported_ = {};
+  return true;
+}
+
+void Scheduler::DropParked(size_t n_most) {
+  while (!parked_.empty() &&
+         (parked_.size() > n_most || Clock::now() - parked_.front().since > kLongestParked)) {
+    const std::unique_ptr<PromptReading> reading = std::move(parked_.front().reading);
+    parked_.erase(parked_.begin());
+    Drop(*reading);
+  }
+}
+
+void Scheduler::DropParkedInTheWay() {
+  if (parked_.empty()) return;
+  std::vector<std::unique_ptr<PromptReading>> dropped;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& lane : queue_) {
+      const uint32_t n_ctx = OptionsOf(*lane).n_ctx;
+      std::erase_if(parked_, [&](Parked& parked) {
+        const bool is_in_the_way = parked.reading->lane().IsInTheWayOf(*lane, n_ctx);
+        if (is_in_the_way) dropped.push_back(std::move(parked.reading));
+        return is_in_the_way;
+      });
+    }
+  }
+  for (const auto& reading : dropped) Drop(*reading);
+}
+
+void Scheduler::Drop(PromptReading& reading) {
+  reading.lane().Drop();
+  while (!reading.is_done()) reading.Run(options_.slice);
+  Finish(reading.TakeLane(), reading.status());
 }
 
 void Scheduler::StepAnswers() {
@@ -212,9 +274,11 @@ void Scheduler::StepAnswers() {
 // The client has its answer before it is saved.
 void Scheduler::Finish(std::unique_ptr<RequestLane> lane, const Status& status) {
   lane->End(status);
-  const SessionStats stats = lane->session() != nullptr ? lane->session()->turn_stats() : SessionStats();
+  const SessionStats of_request = lane->stats();
   lane->Save();
+  SessionStats stats;
   if (lane->session() != nullptr) {
+    stats = lane->session()->turn_stats();
     const std::optional<KvReport> report = lane->session()->kv_report();
     read_bytes_ += report ? report->store.read_bytes : 0;
     written_bytes_ += lane->session()->written_bytes();
@@ -225,17 +289,22 @@ void Scheduler::Finish(std::unique_ptr<RequestLane> lane, const Status& status) 
   reported_ = {};
   if (lane->given_up()) stored_->GiveUp(*lane->given_up());
   stored_->PutBack(lane->place(), kept);
+  if (!lane->has_ended_alone()) CountEnd(*lane, status, of_request);
   const std::lock_guard lock(mutex_);
-  std::erase(running_, lane.get());
-  ++report_.n_requests;
-  report_.n_cancelled += lane->is_cancelled() ? 1 : 0;
-  report_.n_failed += !status.ok() && !lane->is_cancelled() ? 1 : 0;
-  report_.prompt_tokens += lane->n_read();
-  report_.cached_tokens += stats.cached_tokens;
-  report_.answer_tokens += stats.answer_tokens;
   report_.prefill_ms += stats.prefill_ms;
   report_.decode_ms += stats.decode_ms;
   report_.decode_tokens += stats.decode_tokens;
+}
+
+void Scheduler::CountEnd(const RequestLane& lane, const Status& status, const SessionStats& stats) {
+  const std::lock_guard lock(mutex_);
+  std::erase(running_, &lane);
+  ++report_.n_requests;
+  report_.n_cancelled += lane.is_cancelled() ? 1 : 0;
+  report_.n_failed += !status.ok() && !lane.is_cancelled() ? 1 : 0;
+  report_.prompt_tokens += lane.n_read();
+  report_.cached_tokens += stats.cached_tokens;
+  report_.answer_tokens += stats.answer_tokens;
 }
 
 void Scheduler::UpdateReport() {
@@ -251,8 +320,7 @@ void Scheduler::UpdateReport() {
   std::vector<SchedulerReport::OpenKv> kv;
   uint64_t read_bytes = read_bytes_;
   uint64_t written_bytes = written_bytes_;
-  const auto note = [&](const RequestLane& lane, RequestState state) {
-    requests.push_back(report_of(lane, state));
+  const auto note_session = [&](const RequestLane& lane) {
     if (lane.session() == nullptr) return;
     written_bytes += lane.session()->written_bytes();
     if (const std::optional<KvReport> report = lane.session()->kv_report()) {
@@ -260,8 +328,13 @@ void Scheduler::UpdateReport() {
       kv.push_back({*report, lane.session()->stats().decode_tokens});
     }
   };
+  const auto note = [&](const RequestLane& lane, RequestState state) {
+    requests.push_back(report_of(lane, state));
+    note_session(lane);
+  };
   for (const auto& lane : answering_) note(*lane, RequestState::kAnswering);
-  if (reading_ != nullptr) note(*reading_, RequestState::kReading);
+  if (reading_ != nullptr) note(reading_->lane(), RequestState::kReading);
+  for (const Parked& parked : parked_) note_session(parked.reading->lane());
   std::optional<std::vector<StoredPrompts::Stored>> stored;
   if (reported_changes_ != stored_->n_changes()) stored = stored_->all();
   reported_changes_ = stored_->n_changes();

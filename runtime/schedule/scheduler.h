@@ -18,10 +18,10 @@
 #include "runtime/engine/engine.h"
 #include "runtime/engine/session/joint_answers.h"
 #include "runtime/kv/plan/kv_report.h"
+#include "runtime/schedule/prompt_reading.h"
 #include "runtime/schedule/request.h"
 #include "runtime/schedule/request_lane.h"
 #include "runtime/schedule/stored_prompts.h"
-#include "runtime/schedule/turns.h"
 
 namespace kvrun {
 
@@ -106,8 +106,18 @@ class Scheduler {
   void BeginReading(std::unique_ptr<RequestLane> lane, StoredPrompts::Place place);
   void ReadSome();
   void NoteRead();
+  // One whose client has gone away, if it would lose much: it rests, until another asks the same.
+  void ParkReading();
+  // For the request, which is about to leave the queue. Under the mutex.
+  bool TakeUpParked(std::unique_ptr<RequestLane>* lane);
+  // So many may stay, and none that rests for too long.
+  void DropParked(size_t n_most);
+  // Those whose place a request would wait for which has no use for what they read.
+  void DropParkedInTheWay();
+  void Drop(PromptReading& reading);
   void StepAnswers();
   void Finish(std::unique_ptr<RequestLane> lane, const Status& status);
+  void CountEnd(const RequestLane& lane, const Status& status, const SessionStats& stats);
   SessionOptions OptionsOf(const RequestLane& lane) const;
   void UpdateReport();
 
@@ -123,8 +133,12 @@ class Scheduler {
   SchedulerReport report_;
 
   // The stepping thread's.
-  std::unique_ptr<RequestLane> reading_;
-  Status read_status_ = Status::Ok();
+  struct Parked {
+    std::unique_ptr<PromptReading> reading;
+    Clock::time_point since;
+  };
+  std::unique_ptr<PromptReading> reading_;
+  std::vector<Parked> parked_;  // the oldest first
   std::vector<std::unique_ptr<RequestLane>> answering_;
   JointAnswers joint_;
   Clock::duration owed_to_answers_{};  // before reading goes on
@@ -132,7 +146,6 @@ class Scheduler {
   std::optional<uint64_t> reported_changes_;  // of stored_
   uint64_t read_bytes_ = 0;                   // of requests that have ended
   uint64_t written_bytes_ = 0;
-  Turns turns_;  // last: its work uses all of the above
 };
 
 }  // namespace kvrun

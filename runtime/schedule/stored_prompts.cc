@@ -61,8 +61,7 @@ std::string StoredPrompts::NewPath() const {
 
 // One that is written is cut where the prompt goes on differently: only where little is lost.
 StoredPrompts::Use StoredPrompts::UseOf(const Entry& entry, uint32_t n_common) const {
-  const uint64_t n_lost = entry.tokens.size() - n_common;
-  const bool may_write = entry.is_own && n_lost <= std::max(kLittleLost, n_common / 2);
+  const bool may_write = entry.is_own && MayCut(entry.tokens.size(), n_common);
   if (may_write && n_common >= kLeastCommon) return entry.n_users == 0 ? Use::kWrite : Use::kWait;
   if (n_common < kWorthWaiting) return Use::kNone;
   return entry.n_users == 0 || entry.is_shared ? Use::kRead : Use::kWait;

@@ -1,6 +1,7 @@
 // The texts that sessions on flash hold, and which of them a new prompt begins like.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -68,6 +69,10 @@ class StoredPrompts {
   std::vector<Stored> all() const;
   // Grows where all() changes: there may be thousands.
   uint64_t n_changes() const { return n_changes_; }
+  // Of a text of so many tokens the first ones are gone on from, and the others cut: where little is lost.
+  static bool MayCut(uint64_t n_tokens, uint32_t n_common) {
+    return n_tokens - n_common <= std::max(kLittleLost, n_common / 2);
+  }
   // Of a session that is not there; empty where nothing is kept.
   std::string NewPath() const;
 

@@ -15,6 +15,7 @@
 #include "runtime/schedule/request.h"
 #include "runtime/schedule/scheduler.h"
 #include "tests/support/kept_session_fixture.h"
+#include "tests/support/gguf_builder.h"
 #include "tests/support/method_exclusions.h"
 
 namespace kvrun::testing::kept_session {
@@ -24,6 +25,7 @@ namespace fs = std::filesystem;
 
 struct Told {
   Ids ids;
+  uint64_t n_read = 0;
   RequestOutcome outcome;
   bool has_ended = false;
 };
@@ -31,7 +33,7 @@ struct Told {
 class Listener final : public RequestEvents {
  public:
   explicit Listener(Told* told) : told_(told) {}
-  void OnProgress(uint64_t, uint64_t, uint64_t) override {}
+  void OnProgress(uint64_t done, uint64_t, uint64_t) override { told_->n_read = done; }
   bool OnToken(const GeneratedToken& token) override {
     if (token.id >= 0) told_->ids.push_back(token.id);
     return false;
@@ -69,7 +71,8 @@ class SchedulerSessions : public KeptSessions, public ::testing::WithParamInterf
     server.engine = OrDie(Engine::Create(*model_, EngineHere()));
     SchedulerOptions options;
     options.n_parallel = 3;
-    options.n_ctx = kContext;
+    options.n_ctx = n_ctx_;
+    options.least_ctx = n_ctx_;
     options.slice = std::chrono::milliseconds(0);
     options.kv = Options(OptionsHere(), "").kv;
     options.stored = {
@@ -81,14 +84,14 @@ class SchedulerSessions : public KeptSessions, public ::testing::WithParamInterf
     return server;
   }
 
-  static void Add(const Server& server, const Ids& ids, Told* told) {
+  static RequestId Add(const Server& server, const Ids& ids, Told* told) {
     Request request;
     request.ids = ids;
     request.generate.max_tokens = kAnswer;
     request.generate.ignore_end = true;
     request.generate.sampler.temperature = 1.0F;
     request.generate.sampler.seed = 3;
-    OrDie(server.scheduler->Add(std::move(request), std::make_unique<Listener>(told)));
+    return OrDie(server.scheduler->Add(std::move(request), std::make_unique<Listener>(told)));
   }
   static void RunAll(const Server& server) {
     while (server.scheduler->StepOnce()) {
@@ -104,7 +107,9 @@ class SchedulerSessions : public KeptSessions, public ::testing::WithParamInterf
   }
   // Without a scheduler.
   Ids Alone(const Ids& ids) const {
-    const Process process = Start(OptionsHere(), "");
+    SessionOptions options = Options(OptionsHere(), "");
+    options.n_ctx = n_ctx_;
+    const Process process = Start(options);
     RunOrDie(process.session->Feed(0, ids));
     return Generate(*process.session, kAnswer);
   }
@@ -129,6 +134,8 @@ class SchedulerSessions : public KeptSessions, public ::testing::WithParamInterf
     a.insert(a.end(), b.begin(), b.end());
     return a;
   }
+  uint32_t n_ctx_ = kContext;
+
   size_t CountFiles() const {
     std::set<std::string> names;
     for (const auto& entry : fs::directory_iterator(Folder())) {
@@ -204,6 +211,30 @@ TEST_P(SchedulerSessions, WhatHasNoRoomGoes) {
   const Server server = StartServer(/*keep_bytes=*/1);
   EXPECT_EQ(CountFiles(), 0U);
   EXPECT_EQ(Ask(server, Text(120, 31)).ids, Alone(Text(120, 31)));
+}
+
+// The prompt of a client that goes away, and comes again. Others are read and answered in between.
+TEST_P(SchedulerSessions, WhatWasGivenUpGoesOn) {
+  TinyModelOptions shape;
+  shape.n_layers = 4;
+  shape.n_vocab = kVocabulary;
+  shape.n_ctx_train = n_ctx_ = 2048;
+  model_ = OrDie(OpenModel(WriteModel(folder_, "long.gguf", TinyModel(shape).Build())));
+  const Server server = StartServer();
+  const Ids text = Text(1500, 50);
+  Told first;
+  const RequestId id = Add(server, text, &first);
+  while (first.n_read < 1200) ASSERT_TRUE(server.scheduler->StepOnce());
+  server.scheduler->Cancel(id);
+  RunAll(server);
+  ASSERT_TRUE(first.has_ended);
+  EXPECT_EQ(first.outcome.status.code(), StatusCode::kCancelled);
+  const Ids other = Text(600, 51);
+  EXPECT_EQ(Ask(server, other).ids, Alone(other));
+  const Told again = Ask(server, text);
+  EXPECT_GE(again.outcome.stats.cached_tokens, 1000U);
+  EXPECT_EQ(again.outcome.stats.cached_tokens + again.outcome.stats.prefill_tokens, text.size());
+  EXPECT_EQ(again.ids, Alone(text));
 }
 
 // Its files are damaged: it is read again, and kept again.

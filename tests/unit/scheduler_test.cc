@@ -57,7 +57,7 @@ class SchedulerTest : public ::testing::Test {
     options.n_ctx = options.n_ctx == 0 ? 4096 : options.n_ctx;
     options.slice = std::chrono::milliseconds(0);  // a prompt rests wherever it can
     auto scheduler = Scheduler::Create(std::move(options), [this](const SessionOptions& session) {
-      FakePassOptions pass;
+      FakePassOptions pass = pass_;
       pass.n_ctx = session.n_ctx;
       contexts_.push_back(session.n_ctx);
       pass.log = &log_;
@@ -98,7 +98,35 @@ class SchedulerTest : public ::testing::Test {
     EXPECT_EQ(told.ends[0].stats.prefill_tokens, ids.size());
   }
 
+  // A prompt is read as a whole, and is cancelled when so many tokens are.
+  void GiveUpAt(Scheduler* scheduler, const std::string& name, Request request, uint64_t n_tokens) {
+    pass_.max_rows = 4096;
+    pass_.progress_rows = 64;
+    const size_t n_told = told_[name].progress.size();
+    const RequestId id = Add(scheduler, name, std::move(request));
+    const auto is_there = [&] {
+      return told_[name].progress.size() > n_told && told_[name].progress.back() >= n_tokens;
+    };
+    while (!is_there()) ASSERT_TRUE(scheduler->StepOnce());
+    scheduler->Cancel(id);
+    RunAll(scheduler);
+    ASSERT_FALSE(told_[name].ends.empty());
+    EXPECT_EQ(told_[name].ends.back().status.code(), StatusCode::kCancelled);
+  }
+  // What was there at `n_tokens` is not read again, in the session that there was.
+  void ExpectGoneOnWith(const std::string& name, const Ids& ids, uint32_t n, uint64_t n_tokens) {
+    const Told& told = told_[name];
+    EXPECT_EQ(told.ids, GreedyAfter(ids, n)) << name;
+    ASSERT_EQ(told.ends.size(), 1U) << name;
+    const SessionStats& stats = told.ends[0].stats;
+    EXPECT_GE(told.progress.at(0), n_tokens) << name;
+    EXPECT_GE(stats.cached_tokens, n_tokens) << name;
+    EXPECT_EQ(stats.prefill_tokens + stats.cached_tokens, ids.size()) << name;
+    EXPECT_EQ(told.progress.back(), ids.size()) << name;
+  }
+
   std::mutex mutex_;
+  FakePassOptions pass_;
   FakePassLog log_;
   bool fails_to_open_ = false;
   std::vector<uint32_t> contexts_;  // of the sessions that were made
@@ -185,6 +213,67 @@ TEST_F(SchedulerTest, WhatIsCancelledEndsWhereverItIs) {
   EXPECT_TRUE(told_["queued"].progress.empty());
   ExpectAnswered("other", SomeIds(10, 5), 30);
   EXPECT_EQ(scheduler->report().n_cancelled, 3U);
+}
+
+// A pass that computes a prompt as a whole would have nothing to keep of a part.
+TEST_F(SchedulerTest, APromptThatWasGivenUpGoesOnForWhoAsksTheSame) {
+  const auto scheduler = Make();
+  const Ids ids = SomeIds(3000, 1);
+  GiveUpAt(scheduler.get(), "first", Ask(ids, 5), 2000);
+  ASSERT_EQ(told_["first"].ends.size(), 1U);
+  EXPECT_TRUE(scheduler->report().requests.empty());
+  Add(scheduler.get(), "answer", Ask(SomeIds(40, 2), 20));  // goes on beside it
+  RunAll(scheduler.get());
+  ExpectAnswered("answer", SomeIds(40, 2), 20);
+  GiveUpAt(scheduler.get(), "second", Ask(ids, 5), 2500);
+  Add(scheduler.get(), "third", Ask(ids, 5));
+  RunAll(scheduler.get());
+  ExpectGoneOnWith("third", ids, 5, 2500);
+  EXPECT_EQ(contexts_.size(), 2U);
+  const SchedulerReport report = scheduler->report();
+  EXPECT_EQ(report.n_requests, 4U);
+  EXPECT_EQ(report.n_cancelled, 2U);
+  EXPECT_EQ(report.answer_tokens, 25U);
+  EXPECT_EQ(report.prompt_tokens - report.cached_tokens, 3040U);
+}
+
+TEST_F(SchedulerTest, APromptThatWasGivenUpGoesOnForAnotherQuestion) {
+  const auto scheduler = Make();
+  Ids ids = SomeIds(3000, 1);
+  GiveUpAt(scheduler.get(), "first", Ask(ids, 30), 2000);
+  ids.resize(2900);
+  for (const TokenId id : SomeIds(120, 7)) ids.push_back(id);
+  Add(scheduler.get(), "other", Ask(ids, 5));
+  RunAll(scheduler.get());
+  ExpectGoneOnWith("other", ids, 5, 2000);
+  EXPECT_EQ(contexts_.size(), 1U);
+  GiveUpAt(scheduler.get(), "short", Ask(SomeIds(800, 3), 5), 400);  // less than is worth it
+  Add(scheduler.get(), "again", Ask(SomeIds(800, 3), 5));
+  RunAll(scheduler.get());
+  ExpectAnswered("again", SomeIds(800, 3), 5);
+}
+
+TEST_F(SchedulerTest, APromptThatWasGivenUpMakesRoom) {
+  const Ids ids = SomeIds(2000, 1);
+  for (const uint32_t n_parallel : {1U, 2U}) {
+    contexts_.clear();
+    told_.clear();
+    SchedulerOptions options;
+    options.n_parallel = n_parallel;
+    const auto scheduler = Make(std::move(options));
+    GiveUpAt(scheduler.get(), "first", Ask(ids, 5), 1500);
+    Add(scheduler.get(), "longer", Ask(ids, 1500));  // the context has no room for it
+    RunAll(scheduler.get());
+    ExpectAnswered("longer", ids, 1500);
+    GiveUpAt(scheduler.get(), "second", Ask(SomeIds(2000, 2), 5), 1500);
+    GiveUpAt(scheduler.get(), "third", Ask(SomeIds(2000, 3), 5), 1500);
+    contexts_.clear();
+    for (const int nth : {3, 2}) Add(scheduler.get(), std::to_string(nth), Ask(SomeIds(2000, nth), 5));
+    RunAll(scheduler.get());
+    EXPECT_EQ(contexts_.size(), n_parallel == 1 ? 1 : 0);
+    for (const int nth : {2, 3}) EXPECT_EQ(told_[std::to_string(nth)].ids, GreedyAfter(SomeIds(2000, nth), 5));
+    GiveUpAt(scheduler.get(), "at the end", Ask(ids, 5), 1500);
+  }
 }
 
 TEST_F(SchedulerTest, AListenerMayCancel) {
