@@ -14,8 +14,8 @@ namespace kvrun::testing {
 namespace {
 
 TEST(OpeningSpeed, IsMeasuredOnce) {
-  const OpeningTimes times = MeasuredOpening();
-  EXPECT_EQ(MeasuredOpening(), times);
+  const OpeningTimes times = MeasuredOpening("");
+  EXPECT_EQ(MeasuredOpening(""), times);
   if (!CheckEncryption().ok()) {
     EXPECT_EQ(times.Microseconds(4096), 0.0);
     return;

@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "platform/base/status.h"
@@ -13,17 +14,17 @@
 
 namespace kvrun {
 
-// Measured when it is asked for first, with the weights that are loaded and hardly any KV. One thread at a
-// time, which has the device.
+// What is kept of it (compute_time_file.h), else measured when it is asked for first, with the weights that are
+// loaded and hardly any KV. One thread at a time, which has the device.
 class LayerTime {
  public:
   // The model and the device must outlive it.
   LayerTime(const Model& model, std::shared_ptr<const DeviceWeights> weights, Device& device)
       : model_(model), weights_(std::move(weights)), device_(device) {}
 
-  // The least of a few steps: what else runs on the machine only makes them longer. Nothing where the device
-  // fails, which the session that follows will say.
-  std::optional<double> Microseconds();
+  // The least of some steps: what else runs on the machine only makes them longer. Nothing where the device
+  // fails, which the session that follows will say. `version`: of kvrun; empty: it is kept nowhere.
+  std::optional<double> Microseconds(const std::string& version);
   const DeviceInfo& device() const { return device_.info(); }
 
  private:
@@ -32,7 +33,7 @@ class LayerTime {
   const Model& model_;
   std::shared_ptr<const DeviceWeights> weights_;
   Device& device_;
-  bool is_measured_ = false;
+  bool is_asked_ = false;
   std::optional<double> microseconds_;
 };
 

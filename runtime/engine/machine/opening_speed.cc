@@ -1,10 +1,13 @@
 #include "runtime/engine/machine/opening_speed.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <ctime>
 #include <limits>
 #include <span>
 #include <utility>
@@ -12,8 +15,10 @@
 
 #include "platform/base/status.h"
 #include "platform/base/units.h"
+#include "platform/io/cpu_name.h"
 #include "platform/io/seal.h"
 #include "platform/io/secret_key.h"
+#include "runtime/engine/machine/compute_time_file.h"
 
 namespace kvrun {
 namespace {
@@ -50,19 +55,27 @@ Result<double> UnitMicroseconds(size_t unit_bytes) {
   return least_us;
 }
 
-OpeningTimes Measure() {
-  const Result<double> short_us = UnitMicroseconds(kShortBytes);
-  const Result<double> long_us = UnitMicroseconds(kLongBytes);
-  if (!short_us.ok() || !long_us.ok()) return {};
-  // A line through both.
-  const double byte_us = std::max(*long_us - *short_us, *long_us / 2.0) / (kLongBytes - kShortBytes);
-  return {.unit_us = std::max(*short_us - byte_us * kShortBytes, 0.0), .bytes_per_s = 1e6 / byte_us};
+// unit_us and bytes_per_s of a line through two sizes.
+Result<std::vector<double>> Measure() {
+  KVRUN_ASSIGN_OR_RETURN(const double short_us, UnitMicroseconds(kShortBytes));
+  KVRUN_ASSIGN_OR_RETURN(const double long_us, UnitMicroseconds(kLongBytes));
+  const double byte_us = std::max(long_us - short_us, long_us / 2.0) / (kLongBytes - kShortBytes);
+  return std::vector<double>{std::max(short_us - byte_us * kShortBytes, 0.0), 1e6 / byte_us};
 }
 
 }  // namespace
 
-OpeningTimes MeasuredOpening() {
-  static const OpeningTimes times = Measure();
+OpeningTimes MeasuredOpening(const std::string& version) {
+  static const OpeningTimes times = [&]() -> OpeningTimes {
+    const ComputeKey key = {.work = fmt::format("opening {}", CipherName(PreferredCipher())),
+                            .device = CpuName(),
+                            .model = {},
+                            .kvrun = version};
+    const Result<std::vector<double>> values =
+        KeptOrMeasured(ComputeTimesPath(), key, std::time(nullptr), Measure);
+    if (!values.ok() || values->size() != 2 || (*values)[1] <= 0.0) return {};
+    return {.unit_us = (*values)[0], .bytes_per_s = (*values)[1]};
+  }();
   return times;
 }
 

@@ -178,12 +178,12 @@ Result<KvOptions> KvPreparation::CompleteOptions() {
 // Nothing where no plan depends on them, or where they cannot be told.
 std::optional<FlashTimes> KvPreparation::TimesFor(std::optional<double> reads_per_s) {
   if (!reads_per_s || layer_time_ == nullptr || !FollowsSpeed(settings_.kv)) return std::nullopt;
-  const std::optional<double> layer_us = layer_time_->Microseconds();
+  const std::optional<double> layer_us = layer_time_->Microseconds(settings_.version);
   if (!layer_us) return std::nullopt;
   FlashTimes times{.reads_per_s = *reads_per_s,
                    .layer_us = *layer_us,
                    .share_cores = layer_time_->device().decodes_on_cpu};
-  if (settings_.storage.encrypts) times.opening = MeasuredOpening();
+  if (settings_.storage.encrypts) times.opening = MeasuredOpening(settings_.version);
   return times;
 }
 
