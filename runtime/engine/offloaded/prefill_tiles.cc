@@ -200,6 +200,9 @@ Status PrefillTiles::RunFirstTile(uint32_t layer, std::span<const StepRow> rows,
     KVRUN_RETURN_IF_ERROR(turns_.Bring(chunks_.front(), turns_.Of(chunks_.front()), &sink));
   }
   KVRUN_RETURN_IF_ERROR(turns_.FinishAll(&sink));
+  if (chunk != chunks_.begin()) {
+    KVRUN_RETURN_IF_ERROR(AskProgress(ModelLayer(layer), chunk[-1], progress));
+  }
   return sink.StoreTile(layer, 0);
 }
 
@@ -293,13 +296,14 @@ Status PrefillTiles::RunBlock(uint32_t layer, std::span<const Chunk> chunks, std
       KVRUN_RETURN_IF_ERROR(BeginChunk(layer, block.back(), tile_before, next, rows, sink));
     }
     KVRUN_RETURN_IF_ERROR(SpillLater(chunks.back().tile));
-    KVRUN_RETURN_IF_ERROR(AttendEarlier(layer, 0, 1, block));
+    KVRUN_RETURN_IF_ERROR(AttendEarlier(layer, 0, 1, progress, block));
     // Then as many at a time as are read together: first those that the block before has read last.
     const uint32_t held = held_first_;
     if (held > 0) KVRUN_RETURN_IF_ERROR(AttendRead(layer, held, progress, block, sink));
     for (uint32_t tile = 1; tile < chunks.back().tile; tile += tiling_.read_tiles) {
       if (tile != held) KVRUN_RETURN_IF_ERROR(AttendRead(layer, tile, progress, block, sink));
     }
+    KVRUN_RETURN_IF_ERROR(AskProgress(ModelLayer(layer), chunks.back(), progress));
     return FinishAttention(layer, block);
   };
   const Status attended = attend_all();
@@ -311,15 +315,17 @@ Status PrefillTiles::RunBlock(uint32_t layer, std::span<const Chunk> chunks, std
   } else if (!IsLast(ModelLayer(layer))) {
     next = &chunks_.front();
   }
-  return FinishBlock(layer, block, next);
+  return FinishBlock(layer, block, next, progress);
 }
 
-Status PrefillTiles::FinishBlock(uint32_t layer, std::span<const BlockChunk> block, const Chunk* next) {
+Status PrefillTiles::FinishBlock(uint32_t layer, std::span<const BlockChunk> block, const Chunk* next,
+                                 const StepProgress& progress) {
   std::vector<std::unique_ptr<CommandList>> lists;
   const auto finish = [&]() -> Status {
     Turn* before = nullptr;
     for (const BlockChunk& in_block : block) {
       const Chunk& chunk = *in_block.chunk;
+      KVRUN_RETURN_IF_ERROR(AskProgress(ModelLayer(layer), *block.back().chunk, progress));
       Turn& turn = turns_.Of(chunk);
       KVRUN_RETURN_IF_ERROR(turns_.Bring(chunk, turn, nullptr));
       StepPlace place = turn.place;
@@ -387,7 +393,7 @@ Status PrefillTiles::AttendRead(uint32_t layer, uint32_t first, const StepProgre
   const uint32_t n = std::min(tiling_.read_tiles, block.back().chunk->tile - first);
   KVRUN_RETURN_IF_ERROR(AskProgress(ModelLayer(layer), *block.back().chunk, progress));
   KVRUN_RETURN_IF_ERROR(ReadEarlier(layer, first, n, sink));
-  return AttendEarlier(layer, first, n, block);
+  return AttendEarlier(layer, first, n, progress, block);
 }
 
 // Tiles side by side, as one.
@@ -415,10 +421,12 @@ Status PrefillTiles::CopyStored(uint32_t layer, uint32_t tile, uint32_t nth, Pre
 }
 
 // All chunks of the block that come after the first of these tiles; in one list those that see as many.
-Status PrefillTiles::AttendEarlier(uint32_t layer, uint32_t first, uint32_t n, std::span<BlockChunk> block) {
+Status PrefillTiles::AttendEarlier(uint32_t layer, uint32_t first, uint32_t n, const StepProgress& progress,
+                                   std::span<BlockChunk> block) {
   const auto seen = [&](const BlockChunk& of) { return std::min(n, of.chunk->tile - first); };
   auto begin = std::find_if(block.begin(), block.end(), [&](const auto& c) { return c.chunk->tile > first; });
   while (begin != block.end()) {
+    KVRUN_RETURN_IF_ERROR(AskProgress(ModelLayer(layer), *block.back().chunk, progress));
     const uint32_t n_seen = seen(*begin);
     const auto end = std::find_if(begin, block.end(), [&](const auto& c) { return seen(c) != n_seen; });
     auto* step = reinterpret_cast<StepParams*>(earlier_step_->host().data());

@@ -119,7 +119,8 @@ class PrefillTiles final : public LayerTiles {
   template <class Work>
   Status Beside(CommandList& list, const Work& work);
   // So many tiles from this one on, which is the first of all or has been read with them.
-  Status AttendEarlier(uint32_t layer, uint32_t first, uint32_t n, std::span<BlockChunk> block);
+  Status AttendEarlier(uint32_t layer, uint32_t first, uint32_t n, const StepProgress& progress,
+                       std::span<BlockChunk> block);
   Status AttendRead(uint32_t layer, uint32_t first, const StepProgress& progress, std::span<BlockChunk> block,
                     PrefillSink& sink);
   Status ReadEarlier(uint32_t layer, uint32_t first, uint32_t n, PrefillSink& sink);
@@ -127,7 +128,8 @@ class PrefillTiles final : public LayerTiles {
   Status CopyStored(uint32_t layer, uint32_t tile, uint32_t nth, PrefillSink& sink);
   Status FinishAttention(uint32_t layer, std::span<const BlockChunk> block);
   // The rest of the layer; meanwhile hidden states go and come, at last those of `next` (null: none).
-  Status FinishBlock(uint32_t layer, std::span<const BlockChunk> block, const Chunk* next);
+  Status FinishBlock(uint32_t layer, std::span<const BlockChunk> block, const Chunk* next,
+                     const StepProgress& progress);
   // The tile is read from where it is stored: a prompt of one chunk needs it a few times at most, and is not
   // worth a copy. What the window holds may be overwritten when the layer is computed.
   bool is_left_stored(uint32_t tile) const {

@@ -314,11 +314,15 @@ Status Session::ComputeChunks(uint32_t sequence, size_t n_logits, const LogitsCa
   }
 }
 
-// Each amount is told once, whoever counts it.
+// Where a chunk begins, two may count: once is enough.
 bool Session::ReportProgress(uint64_t done) {
   if (!progress_ || (feed_.reported && done <= *feed_.reported)) return false;
-  feed_.reported = done;
-  return progress_(done, feed_.total);
+  return AskProgress(done);
+}
+
+bool Session::AskProgress(uint64_t done) {
+  feed_.reported = std::max(done, feed_.reported.value_or(0));
+  return progress_(*feed_.reported, feed_.total);
 }
 
 // While the forward pass runs: the callback's time is not the prefill's.
@@ -329,7 +333,9 @@ bool Session::ReportRows(uint64_t rows_of_chunk) {
   bool is_cancelled = false;
   {
     const AddElapsed timer(&callback_ms);
-    is_cancelled = ReportProgress(feed_.before_chunk + rows_of_chunk);
+    const uint64_t done = feed_.before_chunk + rows_of_chunk;
+    // Also where nothing is new to tell: others may go first, and who asked may have gone away.
+    is_cancelled = rows_of_chunk > 0 && progress_ ? AskProgress(done) : ReportProgress(done);
   }
   stats_.prefill_ms -= callback_ms;
   return is_cancelled;

@@ -28,7 +28,7 @@ inline constexpr uint32_t kMaxSequences = 16;
 // 1..kMaxSequences.
 Status CheckSequenceCount(uint32_t n_sequences);
 
-// Answers true to cancel.
+// Answers true to cancel. The same amount may be told several times.
 using ProgressCallback = std::function<bool(uint64_t done, uint64_t total)>;
 // Logits [rows, n_vocab] of consecutive positions from `position` on; answers true to cancel.
 using LogitsCallback = std::function<bool(uint32_t position, uint32_t rows, const float* logits)>;
@@ -210,6 +210,7 @@ class Session {
   Status ComputeAndHandOut(const Chunk& chunk, const LogitsCallback& callback);
   void NoteComputed(const Chunk& chunk);
   bool ReportProgress(uint64_t done);
+  bool AskProgress(uint64_t done);
   bool ReportRows(uint64_t rows_of_chunk);
   void NoteWorkBegins();
   void NoteToken();
