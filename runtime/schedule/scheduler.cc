@@ -184,6 +184,7 @@ void Scheduler::ReadSome() {
   reading_->Run(options_.slice);
   const std::chrono::duration<double> taken = Clock::now() - begin;
   owed_to_answers_ = std::chrono::duration_cast<Clock::duration>(taken * kAnswersToReading);
+  has_just_read_ = true;
   if (reading_->is_done()) NoteRead();
 }
 
@@ -268,7 +269,14 @@ void Scheduler::StepAnswers() {
     answering_.erase(answering_.begin() + static_cast<std::ptrdiff_t>(at));
     Finish(std::move(lane), status);
   }
-  owed_to_answers_ -= Clock::now() - begin;
+  // What the device still had to do of the prompt is not the answers'.
+  Clock::duration taken = Clock::now() - begin;
+  if (std::exchange(has_just_read_, false)) {
+    taken = std::min(taken, step_of_answers_.value_or(taken));
+  } else {
+    step_of_answers_ = taken;
+  }
+  owed_to_answers_ -= taken;
 }
 
 // The client has its answer before it is saved.

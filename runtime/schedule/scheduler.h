@@ -141,7 +141,9 @@ class Scheduler {
   std::vector<Parked> parked_;  // the oldest first
   std::vector<std::unique_ptr<RequestLane>> answering_;
   JointAnswers joint_;
-  Clock::duration owed_to_answers_{};  // before reading goes on
+  Clock::duration owed_to_answers_{};               // before reading goes on
+  bool has_just_read_ = false;                      // and no answer has had a step since
+  std::optional<Clock::duration> step_of_answers_;  // the last that did not follow reading
   Clock::time_point reported_;
   std::optional<uint64_t> reported_changes_;  // of stored_
   uint64_t read_bytes_ = 0;                   // of requests that have ended
