@@ -84,10 +84,10 @@ class SchedulerSessions : public KeptSessions, public ::testing::WithParamInterf
     return server;
   }
 
-  static RequestId Add(const Server& server, const Ids& ids, Told* told) {
+  static RequestId Add(const Server& server, const Ids& ids, Told* told, uint32_t n_answer = kAnswer) {
     Request request;
     request.ids = ids;
-    request.generate.max_tokens = kAnswer;
+    request.generate.max_tokens = n_answer;
     request.generate.ignore_end = true;
     request.generate.sampler.temperature = 1.0F;
     request.generate.sampler.seed = 3;
@@ -134,6 +134,14 @@ class SchedulerSessions : public KeptSessions, public ::testing::WithParamInterf
     a.insert(a.end(), b.begin(), b.end());
     return a;
   }
+  void TakeLongModel() {
+    TinyModelOptions shape;
+    shape.n_layers = 4;
+    shape.n_vocab = kVocabulary;
+    shape.n_ctx_train = n_ctx_ = 2048;
+    model_ = OrDie(OpenModel(WriteModel(folder_, "long.gguf", TinyModel(shape).Build())));
+  }
+
   uint32_t n_ctx_ = kContext;
 
   size_t CountFiles() const {
@@ -215,11 +223,7 @@ TEST_P(SchedulerSessions, WhatHasNoRoomGoes) {
 
 // The prompt of a client that goes away, and comes again. Others are read and answered in between.
 TEST_P(SchedulerSessions, WhatWasGivenUpGoesOn) {
-  TinyModelOptions shape;
-  shape.n_layers = 4;
-  shape.n_vocab = kVocabulary;
-  shape.n_ctx_train = n_ctx_ = 2048;
-  model_ = OrDie(OpenModel(WriteModel(folder_, "long.gguf", TinyModel(shape).Build())));
+  TakeLongModel();
   const Server server = StartServer();
   const Ids text = Text(1500, 50);
   Told first;
@@ -235,6 +239,31 @@ TEST_P(SchedulerSessions, WhatWasGivenUpGoesOn) {
   EXPECT_GE(again.outcome.stats.cached_tokens, 1000U);
   EXPECT_EQ(again.outcome.stats.cached_tokens + again.outcome.stats.prefill_tokens, text.size());
   EXPECT_EQ(again.ids, Alone(text));
+}
+
+// What one has on flash is damaged while both are answered in one step: the other does not notice.
+TEST_P(SchedulerSessions, AFailingReadIsOfOneAnswer) {
+  if (!GetParam().needs_file() || GetParam().evicts()) GTEST_SKIP() << "its answers read nothing from flash";
+  TakeLongModel();
+  constexpr uint32_t kLong = 1800;
+  Told damaged;
+  Told whole;
+  const Server server = StartServer();
+  Add(server, Text(150, 60), &damaged, kLong);
+  while (damaged.ids.empty()) ASSERT_TRUE(server.scheduler->StepOnce());
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(Folder())) files.push_back(entry.path());
+  ASSERT_FALSE(files.empty());
+  Add(server, Text(70, 61), &whole);
+  while (whole.ids.empty()) ASSERT_TRUE(server.scheduler->StepOnce());
+  ASSERT_FALSE(damaged.has_ended);
+  for (const fs::path& file : files) fs::resize_file(file, 0);
+  RunAll(server);
+  ASSERT_TRUE(damaged.has_ended && whole.has_ended);
+  EXPECT_EQ(damaged.outcome.status.ok(), damaged.ids.size() == kLong) << damaged.outcome.status.message();
+  if (GetParam().name == "flexgen") EXPECT_FALSE(damaged.outcome.status.ok()) << "it reads all";
+  EXPECT_TRUE(whole.outcome.status.ok()) << whole.outcome.status.message();
+  EXPECT_EQ(whole.ids, Alone(Text(70, 61)));
 }
 
 // Its files are damaged: it is read again, and kept again.
