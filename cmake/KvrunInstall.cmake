@@ -1,5 +1,5 @@
 # Installs the programs with man pages and completions, and the library with its header, a CMake package
-# (kvrun::kvrun), kvrun.pc and the C example. tests/install/run builds the example against both.
+# (kvrun::kvrun), kvrun.pc and the C examples. tests/install/run builds the examples against both.
 #
 # The components that Debian's packages are made of (KvrunPackage.cmake) lie partly in other folders, and are
 # installed only when they are named.
@@ -34,7 +34,8 @@ function(kvrun_install_library component libdir examples)
   endif()
   configure_file(cmake/kvrun.pc.in ${work}/kvrun.pc @ONLY)
   install(FILES ${work}/kvrun.pc DESTINATION ${libdir}/pkgconfig COMPONENT ${component} ${ARGN})
-  install(FILES examples/c/CMakeLists.txt examples/c/generate.c DESTINATION ${examples} COMPONENT ${component} ${ARGN})
+  install(FILES examples/c/CMakeLists.txt examples/c/generate.c examples/c/answer_many.c DESTINATION ${examples}
+    COMPONENT ${component} ${ARGN})
 endfunction()
 
 set(KVRUN_DOC_DIR ${CMAKE_INSTALL_DATADIR}/doc)

@@ -35,6 +35,9 @@ if(KVRUN_DOCUMENTS_DIR)
     COMPONENT package_kvrun EXCLUDE_FROM_ALL)
 endif()
 
+# Not enabled: it needs a model (docs/server.md).
+install(FILES packaging/kvrun.service DESTINATION lib/systemd/system COMPONENT package_kvrun EXCLUDE_FROM_ALL)
+
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_STRIP_FILES ON)

@@ -211,8 +211,10 @@ int Serve(ServeOptions& options) {
   answers = &service;
   const EndInOrder end_in_order(&server, &scheduler);
   if (!options.shared.quiet) {
+    const std::string& host = options.http.host;
     PrintMessage(fmt::format("{} is at http://{}:{}/ for people, and at /v1 for programs; Ctrl-C ends it",
-                             ModelName(options.shared.model), options.http.host, server->port()));
+                             ModelName(options.shared.model),
+                             host.find(':') == std::string::npos ? host : "[" + host + "]", server->port()));
     NoteKeeping(options);
   }
   ServeUntilAsked(server.get(), &service, scheduler.get());
