@@ -118,4 +118,15 @@ Status HostCommandList::Add(const Operation& operation) {
   return Status::Ok();
 }
 
+void HostCommandList::BeginStrand() {
+  if (!open_.empty()) open_.back().end = operations_.size();
+  open_.push_back({operations_.size(), 0});
+}
+
+void HostCommandList::EndStrands() {
+  if (open_.empty()) return;
+  open_.back().end = operations_.size();
+  strands_.push_back(std::exchange(open_, {}));
+}
+
 }  // namespace kvrun::host

@@ -17,6 +17,12 @@ struct HostOperation {
   std::function<void(ThreadPool&)> run;
 };
 
+// Operations that may be carried out beside those of other strands.
+struct Strand {
+  size_t begin = 0;
+  size_t end = 0;
+};
+
 class HostCommandList : public CommandList {
  public:
   explicit HostCommandList(HostDevice& device) : device_(device) {}
@@ -26,16 +32,23 @@ class HostCommandList : public CommandList {
     await_at_ = operations_.size();
     return Status::Ok();
   }
+  void BeginStrand() override;
+  void EndStrands() override;
   Status Finish() override { return Status::Ok(); }
 
   std::span<const HostOperation> operations() const { return operations_; }
   // Before which of them the host's value is waited for.
   size_t await_at() const { return await_at_; }
+  // Each some strands that lie one after another: they begin at begin of the first.
+  using Strands = std::vector<Strand>;
+  std::span<const Strands> strands() const { return strands_; }
 
  private:
   HostDevice& device_;
   std::vector<HostOperation> operations_;
   size_t await_at_ = 0;
+  std::vector<Strands> strands_;
+  Strands open_;
 };
 
 }  // namespace kvrun::host

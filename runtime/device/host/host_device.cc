@@ -42,6 +42,7 @@ std::shared_ptr<std::byte> NewZeros(uint64_t size_bytes) {
 }
 
 constexpr size_t kQueuedLists = 1024;  // more are possible, but allocate
+constexpr double kLeastUse = 0.75;     // of threads by strands; else all of them compute each operation
 
 // Runs it, and inverts the first word that it changed.
 void RunAndSpoil(const HostOperation& operation, ThreadPool& pool) {
@@ -122,6 +123,7 @@ Result<std::unique_ptr<HostDevice>> HostDevice::Create(const HostDeviceOptions& 
 
 HostDevice::HostDevice(const HostDeviceOptions& options, const ThreadChoice& threads)
     : options_(options), pool_(threads.n_threads, threads.stay_on) {
+  for (uint32_t i = 0; i < pool_.size(); ++i) of_strands_.push_back(std::make_unique<ThreadPool>(1));
   queue_.reserve(kQueuedLists);
   waiters_.resize(kMostWaiters);
   reached_.reserve(kMostWaiters);
@@ -273,19 +275,46 @@ void HostDevice::Main() {
 
 void HostDevice::Execute(const HostCommandList& list, uint64_t wait_host) {
   const auto kept = KeepInstructionSet();
-  const std::span<const HostOperation> operations = list.operations();
-  const auto run = [this](std::span<const HostOperation> some) {
-    for (const HostOperation& operation : some) {
-      Run(operation);
-      pool_.NotifyLeft();
-    }
-  };
-  run(operations.first(list.await_at()));
+  RunPart(list, 0, list.await_at());
   if (list.await_at() > 0) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return wait_host <= host_value_; });
   }
-  run(operations.subspan(list.await_at()));
+  RunPart(list, list.await_at(), list.operations().size());
+}
+
+void HostDevice::RunPart(const HostCommandList& list, size_t begin, size_t end) {
+  const std::span<const HostOperation> operations = list.operations();
+  auto strands = list.strands().begin();
+  for (size_t i = begin; i < end;) {
+    while (strands != list.strands().end() && strands->front().begin < i) ++strands;
+    if (strands != list.strands().end() && strands->front().begin == i && AreWorthAThread(strands->size())) {
+      RunStrands(operations, *strands);
+      i = strands++->back().end;
+    } else {
+      Run(operations[i++]);
+    }
+    pool_.NotifyLeft();
+  }
+}
+
+// As many at a time as there are threads: the last ones should not leave most of these without work.
+bool HostDevice::AreWorthAThread(size_t n_strands) const {
+  if (options_.profile || !options_.spoiled_operation.empty()) return false;
+  const size_t n_threads = of_strands_.size();
+  const size_t n_turns = (n_strands + n_threads - 1) / n_threads;
+  return n_threads > 1 && kLeastUse * static_cast<double>(n_threads * n_turns) <= static_cast<double>(n_strands);
+}
+
+void HostDevice::RunStrands(std::span<const HostOperation> operations, std::span<const Strand> strands) {
+  pool_.ParallelFor(
+      strands.size(), 1,
+      [&](size_t first, size_t last, uint32_t worker) {
+        for (size_t nth = first; nth < last; ++nth) {
+          for (size_t i = strands[nth].begin; i < strands[nth].end; ++i) operations[i].run(*of_strands_[worker]);
+        }
+      },
+      Pieces::kOneByOne);
 }
 
 void HostDevice::Run(const HostOperation& operation) {

@@ -121,6 +121,7 @@ struct HostDeviceOptions {
 
 class HostCommandList;
 struct HostOperation;
+struct Strand;
 
 class HostDevice : public Device {
  public:
@@ -167,7 +168,10 @@ class HostDevice : public Device {
   HostDevice(const HostDeviceOptions& options, const ThreadChoice& threads);
   void Main();
   void Execute(const HostCommandList& list, uint64_t wait_host);
+  void RunPart(const HostCommandList& list, size_t begin, size_t end);
   void Run(const HostOperation& operation);
+  bool AreWorthAThread(size_t n_strands) const;
+  void RunStrands(std::span<const HostOperation> operations, std::span<const Strand> strands);
 
   HostDeviceOptions options_;
   DeviceInfo info_;
@@ -184,6 +188,7 @@ class HostDevice : public Device {
   // kMostWaiters, or more; guarded by mutex_. The pool's workers notify them, so they outlive it.
   std::list<Waiter> waiters_;
   ThreadPool pool_;
+  std::vector<std::unique_ptr<ThreadPool>> of_strands_;  // of one thread each: what a worker of pool_ computes with
 
   void FindReached();
 

@@ -18,6 +18,12 @@ class PairCommandList : public CommandList {
 
   Status Add(const Operation& operation) override;
   Status AwaitHost() override;
+  void BeginStrand() override {
+    if (own_ != nullptr) own_->BeginStrand();
+  }
+  void EndStrands() override {
+    if (own_ != nullptr) own_->EndStrands();
+  }
   Status Finish() override;
 
   // Of a finished list.

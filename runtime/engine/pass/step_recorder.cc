@@ -58,11 +58,13 @@ Status StepRecorder::RecordLayer(CommandList& list, uint32_t layer, uint32_t n_o
   KVRUN_RETURN_IF_ERROR(commands_.Qkv(list, model_layer(layer), n_rows_));
   if (!form_.is_one_list) KVRUN_RETURN_IF_ERROR(list.AwaitHost());
   for (uint32_t i = 0; i < parts_.size(); ++i) {
+    list.BeginStrand();
     const StepPlace own = parts_[i]->commands().own();
     KVRUN_RETURN_IF_ERROR(CopyRow(list, {place_.qkv, i}, {own.qkv}, commands_.qkv_dim()));
     KVRUN_RETURN_IF_ERROR(parts_[i]->RecordAttention(list, layer, rows_of_part()));
     KVRUN_RETURN_IF_ERROR(CopyRow(list, {own.attended}, {place_.attended, i}, commands_.config().q_dim()));
   }
+  list.EndStrands();
   KVRUN_RETURN_IF_ERROR(commands_.AfterAttention(list, model_layer(layer), n_rows_, place_));
   KVRUN_RETURN_IF_ERROR(RecordStates(list, model_layer(layer) + 1, model_layer(layer + 1)));
   if (is_last) return n_outputs > 0 ? commands_.Head(list, n_outputs, place_) : Status::Ok();
@@ -76,6 +78,7 @@ Status StepRecorder::RecordStates(CommandList& list, uint32_t begin, uint32_t en
   for (uint32_t layer = begin; layer < end; ++layer) {
     KVRUN_RETURN_IF_ERROR(LayerStates::RecordInput(list, commands_, layer, n_rows_, place_));
     for (uint32_t i = 0; i < parts_.size(); ++i) {
+      list.BeginStrand();
       const StepCommands& commands = parts_[i]->commands();
       const StepPlace own = commands.own();
       const LayerStates::Columns columns = LayerStates::ColumnsOf(commands.config(), layer);
@@ -85,6 +88,7 @@ Status StepRecorder::RecordStates(CommandList& list, uint32_t begin, uint32_t en
                                                                /*of_prompt=*/false, own));
       KVRUN_RETURN_IF_ERROR(CopyRow(list, {own.attended}, {place_.attended, i}, columns.attended));
     }
+    list.EndStrands();
     KVRUN_RETURN_IF_ERROR(commands_.AfterAttention(list, layer, n_rows_, place_));
   }
   return Status::Ok();
@@ -105,10 +109,12 @@ Status StepRecorder::RecordChoice(CommandList& list, uint32_t layer, const Buffe
   KVRUN_RETURN_IF_ERROR(commands_.Query(list, model_layer(layer), n_rows_, *normed, choice_.query.get()));
   for (uint32_t i = 0; i < parts_.size(); ++i) {
     LookBack& part = *parts_[i];
+    list.BeginStrand();
     KVRUN_RETURN_IF_ERROR(
         CopyRow(list, {choice_.query.get(), i}, {part.query()}, commands_.config().q_dim()));
     KVRUN_RETURN_IF_ERROR(part.RecordChoice(list, layer, rows_of_part()));
   }
+  list.EndStrands();
   return Status::Ok();
 }
 
