@@ -15,13 +15,13 @@ namespace kvrun {
 // One thread. Destroyed before it is done, it ends where it is.
 class PromptReading {
  public:
-  // As RequestLane::Read. `make` outlives this. It begins with Run.
-  PromptReading(std::unique_ptr<RequestLane> lane, SessionOptions options, StoredPrompts::Place place,
-                const RequestLane::MakeSession& make, std::string new_path);
+  // As RequestLane::Read, in the worker's turns of `turns`. `make` outlives this. It begins with Run.
+  PromptReading(std::unique_ptr<Turns> turns, std::unique_ptr<RequestLane> lane, SessionOptions options,
+                StoredPrompts::Place place, const RequestLane::MakeSession& make, std::string new_path);
 
   // Until it is done, or rests after it has had `slice`.
-  void Run(std::chrono::steady_clock::duration slice) { turns_.Run(slice); }
-  bool is_done() const { return !turns_.is_under_way(); }
+  void Run(std::chrono::steady_clock::duration slice) { turns_->Run(slice); }
+  bool is_done() const { return !turns_->is_under_way(); }
   RequestLane& lane() { return *lane_; }
   const RequestLane& lane() const { return *lane_; }
 
@@ -32,7 +32,7 @@ class PromptReading {
  private:
   std::unique_ptr<RequestLane> lane_;
   Status status_ = Status::Ok();
-  Turns turns_;  // last: its work uses all of the above
+  std::unique_ptr<Turns> turns_;  // last: its work uses all of the above
 };
 
 }  // namespace kvrun

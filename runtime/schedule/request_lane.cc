@@ -19,7 +19,9 @@ RequestLane::RequestLane(RequestId id, Request request, std::unique_ptr<RequestE
 
 bool RequestLane::Progress(uint64_t done, const RestFn& rest) {
   const uint64_t n_ids = request_.ids.size();
-  n_read_ = std::max(n_read_, std::min(n_before_feed_ + done, n_ids));
+  n_fed_ = n_before_feed_ + done;
+  // What another has more of is read before its own end is.
+  n_read_ = std::max(n_read_, std::min(n_fed_, feeds_own_ ? n_ids : n_ids - 1));
   if (events_ != nullptr) events_->OnProgress(n_read_, n_ids, n_cached_);
   return rest() || is_dropped_;
 }
@@ -51,7 +53,7 @@ Status RequestLane::Read(SessionOptions options, StoredPrompts::Place place, con
   KVRUN_RETURN_IF_ERROR(Open(std::move(options), make, new_path));
   do {
     KVRUN_RETURN_IF_ERROR(Feed());
-  } while (feeding_ != request_.ids);
+  } while (!feeds_own_);
   if (session_->turn_stats().prefill_tokens >= kWorthSaving) Save();
   return Status::Ok();
 }
@@ -61,13 +63,14 @@ Status RequestLane::Read(SessionOptions options, StoredPrompts::Place place, con
 // whole. What cannot be read back, or cut there, is read anew.
 Status RequestLane::Feed() {
   feeding_ = request_.ids;
+  feeds_own_ = true;
   const std::span<const TokenId> ids = feeding_;
   const auto n_ids = static_cast<uint32_t>(ids.size());
   const uint32_t common = std::min(
       {CommonLength(session_->Tokens(kOnly), ids), session_->Length(kOnly), n_ids - std::min(n_ids, 2U)});
   const auto feed_from = [&](uint32_t begin) -> Status {
-    if (!taken_over_at_) n_cached_ = n_read_ = begin;
-    n_before_feed_ = begin;
+    if (!taken_over_at_ || begin < n_cached_) n_cached_ = n_read_ = begin;
+    n_before_feed_ = n_fed_ = begin;
     is_saved_ = false;
     KVRUN_RETURN_IF_ERROR(session_->Truncate(kOnly, begin));
     return session_->Feed(kOnly, ids.subspan(begin));
@@ -143,14 +146,15 @@ SessionStats RequestLane::stats() const {
 }
 
 bool RequestLane::would_lose_much() const {
-  return session_ != nullptr && n_read_ < request_.ids.size() &&
-         n_read_ >= session_->Length(kOnly) + kWorthSaving;
+  return session_ != nullptr && n_fed_ < feeding_.size() &&
+         n_fed_ >= session_->Length(kOnly) + kWorthSaving;
 }
 
 void RequestLane::EndAlone() {
   RequestOutcome outcome;
   outcome.status = RequestCancelled();
   outcome.stats.prefill_tokens = n_read_ - n_cached_;
+  outcome.stats.cached_tokens = n_cached_;
   outcome.notes = session_->notes();
   outcome.details = session_->details();
   outcome.kv = session_->kv_report();
@@ -164,15 +168,11 @@ uint32_t RequestLane::CommonWith(const RequestLane& other, uint32_t n_ctx) const
   return StoredPrompts::MayCut(feeding_.size(), n_common) && n_common >= kWorthSaving ? n_common : 0;
 }
 
-bool RequestLane::IsInTheWayOf(const RequestLane& other, uint32_t n_ctx) const {
-  return !place_.path.empty() && CommonWith(other, n_ctx) == 0 &&
-         CommonLength(feeding_, other.ids()) >= StoredPrompts::kWorthWaiting;
-}
-
 void RequestLane::TakeOver(std::unique_ptr<RequestLane> other) {
   id_ = other->id_;
-  n_cached_ = n_read_ = std::min<uint64_t>(n_read_, CommonLength(feeding_, other->ids()));
+  n_cached_ = n_read_ = std::min<uint64_t>(n_fed_, CommonLength(feeding_, other->ids()));
   request_ = std::move(other->request_);
+  feeds_own_ = feeding_ == request_.ids;
   events_ = std::move(other->events_);
   is_cancelled_ = other->is_cancelled_.load();
   taken_over_at_ = Clock::now();

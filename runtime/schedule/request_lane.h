@@ -60,8 +60,6 @@ class RequestLane {
   // How many tokens of what is being read the prompt begins with; 0: it has no use for the rest, or no room.
   // `n_ctx`: that it needs.
   uint32_t CommonWith(const RequestLane& other, uint32_t n_ctx) const;
-  // The other would wait for its place, and has no use for what it reads.
-  bool IsInTheWayOf(const RequestLane& other, uint32_t n_ctx) const;
   // What `other` has, which has not begun, is this one's: its id, its request, and who hears of it. After
   // EndAlone.
   void TakeOver(std::unique_ptr<RequestLane> other);
@@ -105,8 +103,10 @@ class RequestLane {
   std::unique_ptr<RequestEvents> events_;  // null: its end was told
   std::atomic<bool> is_cancelled_ = false;
   bool is_dropped_ = false;
-  std::vector<TokenId> feeding_;  // another request's, where that was taken over
+  std::vector<TokenId> feeding_;
+  bool feeds_own_ = true;  // else another request's, which was taken over
   uint64_t n_before_feed_ = 0;
+  uint64_t n_fed_ = 0;  // of feeding_, with those before
   StoredPrompts::Place place_;
   std::optional<StoredPrompts::Place> given_up_;
   std::unique_ptr<Session> session_;

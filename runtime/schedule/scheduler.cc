@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 namespace kvrun {
@@ -135,7 +136,6 @@ std::optional<StoredPrompts::Place> Scheduler::PlaceOf(RequestLane* lane) {
 // One prompt is read at a time. The first in the queue whose place is free goes first.
 void Scheduler::Admit() {
   if (reading_ != nullptr || answering_.size() >= options_.n_parallel) return;
-  DropParkedInTheWay();
   std::unique_ptr<RequestLane> lane;
   std::optional<StoredPrompts::Place> place;
   {
@@ -172,10 +172,17 @@ SessionOptions Scheduler::OptionsOf(const RequestLane& lane) const {
 }
 
 void Scheduler::BeginReading(std::unique_ptr<RequestLane> lane, StoredPrompts::Place place) {
+  std::unique_ptr<Turns> turns;
+  try {
+    turns = std::make_unique<Turns>();
+  } catch (const std::exception& failure) {  // the system has no thread for it
+    stored_->PutBack(place, {});
+    return Finish(std::move(lane), Status(StatusCode::kOutOfMemory, failure.what()));
+  }
   if (place.is_new) stored_->MakeRoom();
   SessionOptions session = OptionsOf(*lane);
-  reading_ = std::make_unique<PromptReading>(std::move(lane), std::move(session), std::move(place), make_,
-                                             stored_->NewPath());
+  reading_ = std::make_unique<PromptReading>(std::move(turns), std::move(lane), std::move(session),
+                                             std::move(place), make_, stored_->NewPath());
   reported_ = {};  // what is reported is another
 }
 
@@ -203,6 +210,7 @@ void Scheduler::ParkReading() {
   if (!lane.would_lose_much()) return lane.Drop();
   CountEnd(lane, RequestCancelled(), lane.stats());
   lane.EndAlone();
+  stored_->SetParked(lane.place(), true);
   parked_.push_back({std::move(reading_), Clock::now()});
   reported_ = {};
 }
@@ -216,6 +224,7 @@ bool Scheduler::TakeUpParked(std::unique_ptr<RequestLane>* lane) {
   if (best == parked_.end() || common(*best) == 0) return false;
   reading_ = std::move(best->reading);
   parked_.erase(best);
+  stored_->SetParked(reading_->lane().place(), false);
   reading_->lane().TakeOver(std::move(*lane));
   running_.push_back(&reading_->lane());
   reported_ = {};
@@ -229,23 +238,6 @@ void Scheduler::DropParked(size_t n_most) {
     parked_.erase(parked_.begin());
     Drop(*reading);
   }
-}
-
-void Scheduler::DropParkedInTheWay() {
-  if (parked_.empty()) return;
-  std::vector<std::unique_ptr<PromptReading>> dropped;
-  {
-    const std::lock_guard lock(mutex_);
-    for (const auto& lane : queue_) {
-      const uint32_t n_ctx = OptionsOf(*lane).n_ctx;
-      std::erase_if(parked_, [&](Parked& parked) {
-        const bool is_in_the_way = parked.reading->lane().IsInTheWayOf(*lane, n_ctx);
-        if (is_in_the_way) dropped.push_back(std::move(parked.reading));
-        return is_in_the_way;
-      });
-    }
-  }
-  for (const auto& reading : dropped) Drop(*reading);
 }
 
 void Scheduler::Drop(PromptReading& reading) {

@@ -112,8 +112,6 @@ class Scheduler {
   bool TakeUpParked(std::unique_ptr<RequestLane>* lane);
   // So many may stay, and none that rests for too long.
   void DropParked(size_t n_most);
-  // Those whose place a request would wait for which has no use for what they read.
-  void DropParkedInTheWay();
   void Drop(PromptReading& reading);
   void StepAnswers();
   void Finish(std::unique_ptr<RequestLane> lane, const Status& status);

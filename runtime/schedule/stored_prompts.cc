@@ -61,6 +61,7 @@ std::string StoredPrompts::NewPath() const {
 
 // One that is written is cut where the prompt goes on differently: only where little is lost.
 StoredPrompts::Use StoredPrompts::UseOf(const Entry& entry, uint32_t n_common) const {
+  if (entry.is_parked) return Use::kNone;
   const bool may_write = entry.is_own && MayCut(entry.tokens.size(), n_common);
   if (may_write && n_common >= kLeastCommon) return entry.n_users == 0 ? Use::kWrite : Use::kWait;
   if (n_common < kWorthWaiting) return Use::kNone;
@@ -93,6 +94,13 @@ std::optional<StoredPrompts::Place> StoredPrompts::Take(std::span<const TokenId>
   return place;
 }
 
+void StoredPrompts::SetParked(const Place& place, bool is_parked) {
+  const auto found = entries_.find(place.path);
+  if (found == entries_.end() || place.is_read_only) return;
+  found->second.is_parked = is_parked;
+  ++n_changes_;
+}
+
 void StoredPrompts::PutBack(const Place& place, std::span<const TokenId> tokens) {
   if (place.path.empty()) return;
   ++n_changes_;
@@ -100,6 +108,7 @@ void StoredPrompts::PutBack(const Place& place, std::span<const TokenId> tokens)
   if (entry.n_users > 0) --entry.n_users;
   if (place.is_read_only) return;
   entry.is_own = entry.counts = true;
+  entry.is_parked = false;
   entry.tokens.assign(tokens.begin(), tokens.end());
   entry.used_s = std::time(nullptr);
   if (tokens.empty()) {

@@ -51,6 +51,8 @@ class StoredPrompts {
   };
   // It is in use until PutBack. Nothing: the best one is in use, and worth waiting for.
   std::optional<Place> Take(std::span<const TokenId> ids);
+  // While it is, nobody waits for it.
+  void SetParked(const Place& place, bool is_parked);
   // `tokens`: that it holds now; none: nothing was saved there, so it holds what it did before, and one of no
   // tokens goes. Makes room for it.
   void PutBack(const Place& place, std::span<const TokenId> tokens);
@@ -85,6 +87,7 @@ class StoredPrompts {
     uint32_t n_users = 0;
     bool is_own = false;
     bool is_shared = false;  // by its users, who only read it
+    bool is_parked = false;  // its user has it for nobody
     bool counts = false;     // towards keep_bytes
   };
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <memory>
@@ -11,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/support/program_runner.h"
 #include "tests/support/session_fixture.h"
 
 namespace kvrun {
@@ -251,6 +253,45 @@ TEST_F(SchedulerTest, APromptThatWasGivenUpGoesOnForAnotherQuestion) {
   Add(scheduler.get(), "again", Ask(SomeIds(800, 3), 5));
   RunAll(scheduler.get());
   ExpectAnswered("again", SomeIds(800, 3), 5);
+}
+
+// Others that begin alike and have no use for it neither wait for it nor take it from who has.
+TEST_F(SchedulerTest, APromptThatWasGivenUpIsInNobodysWay) {
+  const TemporaryFolder folder;
+  SchedulerOptions options;
+  options.stored = {.folder = folder.Path(""), .keep_bytes = 1 << 30};
+  const auto scheduler = Make(std::move(options));
+  const Ids common = SomeIds(1500, 1);
+  const auto with = [&common](size_t n, int seed) {
+    Ids ids = common;
+    for (const TokenId id : SomeIds(n, seed)) ids.push_back(id);
+    return ids;
+  };
+  const Ids ids = with(1500, 2);
+  GiveUpAt(scheduler.get(), "first", Ask(ids, 5), 2500);
+  Add(scheduler.get(), "other", Ask(with(30, 3), 5));
+  RunAll(scheduler.get());
+  EXPECT_EQ(told_["other"].ids, GreedyAfter(with(30, 3), 5));
+  Add(scheduler.get(), "again", Ask(ids, 5));
+  Add(scheduler.get(), "longer", Ask(ids, 900));
+  RunAll(scheduler.get());
+  ExpectGoneOnWith("again", ids, 5, 2500);
+  EXPECT_EQ(told_["longer"].ids, GreedyAfter(ids, 900));
+}
+
+// What is under way is the longer prompt, and goes on as such.
+TEST_F(SchedulerTest, APromptThatWasGivenUpGoesOnForAShorterOne) {
+  const auto scheduler = Make();
+  const Ids ids = SomeIds(3500, 1);
+  const Ids shorter(ids.begin(), ids.begin() + 2500);
+  GiveUpAt(scheduler.get(), "first", Ask(ids, 5), 2000);
+  GiveUpAt(scheduler.get(), "shorter", Ask(shorter, 5), 2400);
+  Add(scheduler.get(), "shorter again", Ask(shorter, 5));
+  RunAll(scheduler.get());
+  const Told& told = told_["shorter again"];
+  EXPECT_EQ(told.ids, GreedyAfter(shorter, 5));
+  EXPECT_EQ(std::count(told.progress.begin(), told.progress.end(), shorter.size()), 1) << "told too soon";
+  EXPECT_EQ(contexts_.size(), 1U);
 }
 
 TEST_F(SchedulerTest, APromptThatWasGivenUpMakesRoom) {

@@ -58,13 +58,13 @@ Status StepRecorder::RecordLayer(CommandList& list, uint32_t layer, uint32_t n_o
   KVRUN_RETURN_IF_ERROR(commands_.Qkv(list, model_layer(layer), n_rows_));
   if (!form_.is_one_list) KVRUN_RETURN_IF_ERROR(list.AwaitHost());
   for (uint32_t i = 0; i < parts_.size(); ++i) {
-    list.BeginStrand();
+    BeginStrand(list);
     const StepPlace own = parts_[i]->commands().own();
     KVRUN_RETURN_IF_ERROR(CopyRow(list, {place_.qkv, i}, {own.qkv}, commands_.qkv_dim()));
     KVRUN_RETURN_IF_ERROR(parts_[i]->RecordAttention(list, layer, rows_of_part()));
     KVRUN_RETURN_IF_ERROR(CopyRow(list, {own.attended}, {place_.attended, i}, commands_.config().q_dim()));
   }
-  list.EndStrands();
+  EndStrands(list);
   KVRUN_RETURN_IF_ERROR(commands_.AfterAttention(list, model_layer(layer), n_rows_, place_));
   KVRUN_RETURN_IF_ERROR(RecordStates(list, model_layer(layer) + 1, model_layer(layer + 1)));
   if (is_last) return n_outputs > 0 ? commands_.Head(list, n_outputs, place_) : Status::Ok();
@@ -78,7 +78,7 @@ Status StepRecorder::RecordStates(CommandList& list, uint32_t begin, uint32_t en
   for (uint32_t layer = begin; layer < end; ++layer) {
     KVRUN_RETURN_IF_ERROR(LayerStates::RecordInput(list, commands_, layer, n_rows_, place_));
     for (uint32_t i = 0; i < parts_.size(); ++i) {
-      list.BeginStrand();
+      BeginStrand(list);
       const StepCommands& commands = parts_[i]->commands();
       const StepPlace own = commands.own();
       const LayerStates::Columns columns = LayerStates::ColumnsOf(commands.config(), layer);
@@ -88,7 +88,7 @@ Status StepRecorder::RecordStates(CommandList& list, uint32_t begin, uint32_t en
                                                                /*of_prompt=*/false, own));
       KVRUN_RETURN_IF_ERROR(CopyRow(list, {own.attended}, {place_.attended, i}, columns.attended));
     }
-    list.EndStrands();
+    EndStrands(list);
     KVRUN_RETURN_IF_ERROR(commands_.AfterAttention(list, layer, n_rows_, place_));
   }
   return Status::Ok();
@@ -109,13 +109,23 @@ Status StepRecorder::RecordChoice(CommandList& list, uint32_t layer, const Buffe
   KVRUN_RETURN_IF_ERROR(commands_.Query(list, model_layer(layer), n_rows_, *normed, choice_.query.get()));
   for (uint32_t i = 0; i < parts_.size(); ++i) {
     LookBack& part = *parts_[i];
-    list.BeginStrand();
+    BeginStrand(list);
     KVRUN_RETURN_IF_ERROR(
         CopyRow(list, {choice_.query.get(), i}, {part.query()}, commands_.config().q_dim()));
     KVRUN_RETURN_IF_ERROR(part.RecordChoice(list, layer, rows_of_part()));
   }
-  list.EndStrands();
+  EndStrands(list);
   return Status::Ok();
+}
+
+// Where what is attended to is chosen, each member has about as much to do as another. Of those that attend to
+// all, one may have a hundred times more: then all threads compute each of its operations.
+void StepRecorder::BeginStrand(CommandList& list) const {
+  if (form_.scores && parts_.size() > 1) list.BeginStrand();
+}
+
+void StepRecorder::EndStrands(CommandList& list) const {
+  if (form_.scores && parts_.size() > 1) list.EndStrands();
 }
 
 Status StepRecorder::CopyRow(CommandList& list, const RowOf& from, const RowOf& to, uint32_t n_cols) {

@@ -49,6 +49,8 @@ class StepRecorder {
     Buffer* buffer = nullptr;
     uint32_t row = 0;
   };
+  void BeginStrand(CommandList& list) const;
+  void EndStrands(CommandList& list) const;
   static Status CopyRow(CommandList& list, const RowOf& from, const RowOf& to, uint32_t n_cols);
 
   uint32_t n_layers() const { return commands_.config().n_kv_layers(); }
