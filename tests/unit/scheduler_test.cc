@@ -259,7 +259,8 @@ TEST_F(SchedulerTest, APromptThatWasGivenUpGoesOnForAnotherQuestion) {
 TEST_F(SchedulerTest, APromptThatWasGivenUpIsInNobodysWay) {
   const TemporaryFolder folder;
   SchedulerOptions options;
-  options.stored = {.folder = folder.Path(""), .keep_bytes = 1 << 30};
+  options.stored.folder = folder.Path("");
+  options.stored.keep_bytes = 1 << 30;
   const auto scheduler = Make(std::move(options));
   const Ids common = SomeIds(1500, 1);
   const auto with = [&common](size_t n, int seed) {
