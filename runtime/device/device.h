@@ -31,9 +31,9 @@ class CommandList {
   // What was recorded so far needs nothing of what Submit's wait_host stands for: a device may begin with it
   // and wait here. At most once in a list.
   virtual Status AwaitHost() { return Status::Ok(); }
-  // Operations from one BeginStrand to the next, and from the last to EndStrands, need nothing of those of the
-  // other strands, nor change what these need: a device may carry out strands side by side. What waits for the
-  // host is not in one.
+  // Operations from one BeginStrand to the next, and from the last to EndStrands, need nothing of those of
+  // the other strands, nor change what these need: a device may carry out strands side by side. What waits
+  // for the host is not in one.
   virtual void BeginStrand() {}
   virtual void EndStrands() {}
   // Ends recording. What kReadback buffers hold is the host's to read after Device::Wait.

@@ -21,8 +21,8 @@ bool RequestLane::Progress(uint64_t done, const RestFn& rest) {
   const uint64_t n_ids = request_.ids.size();
   n_fed_ = n_before_feed_ + done;
   // What another has more of is read before its own end is.
-  n_read_ = std::max(n_read_, std::min(n_fed_, feeds_own_ ? n_ids : n_ids - 1));
-  if (events_ != nullptr) events_->OnProgress(n_read_, n_ids, n_cached_);
+  counts_.n_read = std::max(counts_.n_read, std::min(n_fed_, feeds_own_ ? n_ids : n_ids - 1));
+  if (events_ != nullptr) events_->OnProgress(counts_.n_read, n_ids, counts_.n_cached);
   return rest() || is_dropped_;
 }
 
@@ -69,7 +69,7 @@ Status RequestLane::Feed() {
   const uint32_t common = std::min(
       {CommonLength(session_->Tokens(kOnly), ids), session_->Length(kOnly), n_ids - std::min(n_ids, 2U)});
   const auto feed_from = [&](uint32_t begin) -> Status {
-    if (!taken_over_at_ || begin < n_cached_) n_cached_ = n_read_ = begin;
+    if (!taken_over_at_ || begin < counts_.n_cached) counts_.n_cached = counts_.n_read = begin;
     n_before_feed_ = n_fed_ = begin;
     is_saved_ = false;
     KVRUN_RETURN_IF_ERROR(session_->Truncate(kOnly, begin));
@@ -90,10 +90,10 @@ Status RequestLane::BeginAnswer() {
 }
 
 bool RequestLane::NoteToken(const GeneratedToken& token) {
-  if (n_answered_ == 0 && taken_over_at_) {
+  if (counts_.n_answered == 0 && taken_over_at_) {
     ttft_ms_ = std::chrono::duration<double, std::milli>(Clock::now() - *taken_over_at_).count();
   }
-  n_answered_ += token.id >= 0 ? 1 : 0;
+  counts_.n_answered += token.id >= 0 ? 1 : 0;
   is_saved_ = false;
   return events_->OnToken(token) || is_cancelled_;
 }
@@ -135,26 +135,25 @@ SessionStats RequestLane::stats() const {
   if (session_ == nullptr) return {};
   SessionStats stats = session_->turn_stats();
   if (!taken_over_at_) return stats;
-  const uint64_t n_new = n_read_ - std::min(n_cached_, n_read_);
+  const uint64_t n_new = counts_.n_read - std::min(counts_.n_cached, counts_.n_read);
   if (stats.prefill_tokens > 0) {
     stats.prefill_ms *= std::min(1.0, static_cast<double>(n_new) / static_cast<double>(stats.prefill_tokens));
   }
   stats.prefill_tokens = n_new;
-  stats.cached_tokens = n_cached_;
+  stats.cached_tokens = counts_.n_cached;
   stats.ttft_ms = ttft_ms_;
   return stats;
 }
 
 bool RequestLane::would_lose_much() const {
-  return session_ != nullptr && n_fed_ < feeding_.size() &&
-         n_fed_ >= session_->Length(kOnly) + kWorthSaving;
+  return session_ != nullptr && n_fed_ < feeding_.size() && n_fed_ >= session_->Length(kOnly) + kWorthSaving;
 }
 
 void RequestLane::EndAlone() {
   RequestOutcome outcome;
   outcome.status = RequestCancelled();
-  outcome.stats.prefill_tokens = n_read_ - n_cached_;
-  outcome.stats.cached_tokens = n_cached_;
+  outcome.stats.prefill_tokens = counts_.n_read - counts_.n_cached;
+  outcome.stats.cached_tokens = counts_.n_cached;
   outcome.notes = session_->notes();
   outcome.details = session_->details();
   outcome.kv = session_->kv_report();
@@ -170,7 +169,7 @@ uint32_t RequestLane::CommonWith(const RequestLane& other, uint32_t n_ctx) const
 
 void RequestLane::TakeOver(std::unique_ptr<RequestLane> other) {
   id_ = other->id_;
-  n_cached_ = n_read_ = std::min<uint64_t>(n_fed_, CommonLength(feeding_, other->ids()));
+  counts_.n_cached = counts_.n_read = std::min<uint64_t>(n_fed_, CommonLength(feeding_, other->ids()));
   request_ = std::move(other->request_);
   feeds_own_ = feeding_ == request_.ids;
   events_ = std::move(other->events_);

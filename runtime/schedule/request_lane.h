@@ -77,18 +77,20 @@ class RequestLane {
     session_.reset();
   }
 
-  // How many that came later went first, as its place was in use.
-  uint32_t n_overtaken() const { return n_overtaken_; }
-  void NoteOvertaken() { ++n_overtaken_; }
+  // While it is in the queue.
+  struct Waiting {
+    uint32_t n_overtaken = 0;  // how many that came later went first, as its place was in use
+    std::optional<uint64_t> since = std::nullopt;  // which of StoredPrompts::n_changes() had no place for it
+  };
+  Waiting& waiting() { return waiting_; }
 
-  // Which of StoredPrompts::n_changes() had no place for it.
-  std::optional<uint64_t> waits_since() const { return waits_since_; }
-  void NoteWaits(uint64_t n_changes) { waits_since_ = n_changes; }
-
-  // For reports.
-  uint64_t n_read() const { return n_read_; }
-  uint64_t n_cached() const { return n_cached_; }
-  uint64_t n_answered() const { return n_answered_; }
+  // Tokens, for reports.
+  struct Counts {
+    uint64_t n_read = 0;  // of the prompt, that are there
+    uint64_t n_cached = 0;
+    uint64_t n_answered = 0;
+  };
+  const Counts& counts() const { return counts_; }
 
  private:
   Status Open(SessionOptions options, const MakeSession& make, const std::string& new_path);
@@ -112,13 +114,10 @@ class RequestLane {
   std::unique_ptr<Session> session_;
   std::unique_ptr<Generation> answer_;  // of the session: goes before it
   bool is_saved_ = false;               // all that there is
-  uint64_t n_read_ = 0;                 // tokens of the prompt that are there
-  uint64_t n_cached_ = 0;
-  uint64_t n_answered_ = 0;
+  Counts counts_;
   std::optional<Clock::time_point> taken_over_at_;
   double ttft_ms_ = 0.0;  // since then
-  uint32_t n_overtaken_ = 0;
-  std::optional<uint64_t> waits_since_;
+  Waiting waiting_;
 };
 
 }  // namespace kvrun

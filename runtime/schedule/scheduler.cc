@@ -127,9 +127,9 @@ std::optional<StoredPrompts::Place> Scheduler::PlaceOf(RequestLane* lane) {
   const uint32_t n_most = lane->generate().max_tokens;
   const bool may_be_of_use = n_most == 0 || lane->ids().size() + n_most >= StoredPrompts::kLeastCommon;
   if (!may_be_of_use) return StoredPrompts::Place{};
-  if (lane->waits_since() == stored_->n_changes()) return std::nullopt;
+  if (lane->waiting().since == stored_->n_changes()) return std::nullopt;
   std::optional<StoredPrompts::Place> place = stored_->Take(lane->ids());
-  if (!place) lane->NoteWaits(stored_->n_changes());
+  if (!place) lane->waiting().since = stored_->n_changes();
   return place;
 }
 
@@ -146,9 +146,9 @@ void Scheduler::Admit() {
         return;
       }
       place = PlaceOf(i->get());
-      if (!place && (*i)->n_overtaken() >= kMostOvertaken) break;
+      if (!place && (*i)->waiting().n_overtaken >= kMostOvertaken) break;
       if (!place) continue;
-      for (auto earlier = queue_.begin(); earlier != i; ++earlier) (*earlier)->NoteOvertaken();
+      for (auto earlier = queue_.begin(); earlier != i; ++earlier) ++(*earlier)->waiting().n_overtaken;
       lane = std::move(*i);
       queue_.erase(i);
       running_.push_back(lane.get());
@@ -218,9 +218,8 @@ void Scheduler::ParkReading() {
 bool Scheduler::TakeUpParked(std::unique_ptr<RequestLane>* lane) {
   const uint32_t n_ctx = OptionsOf(**lane).n_ctx;
   const auto common = [&](const Parked& parked) { return parked.reading->lane().CommonWith(**lane, n_ctx); };
-  const auto best = std::max_element(parked_.begin(), parked_.end(), [&](const Parked& a, const Parked& b) {
-    return common(a) < common(b);
-  });
+  const auto best = std::max_element(parked_.begin(), parked_.end(),
+                                     [&](const Parked& a, const Parked& b) { return common(a) < common(b); });
   if (best == parked_.end() || common(*best) == 0) return false;
   reading_ = std::move(best->reading);
   parked_.erase(best);
@@ -302,7 +301,7 @@ void Scheduler::CountEnd(const RequestLane& lane, const Status& status, const Se
   ++report_.n_requests;
   report_.n_cancelled += lane.is_cancelled() ? 1 : 0;
   report_.n_failed += !status.ok() && !lane.is_cancelled() ? 1 : 0;
-  report_.prompt_tokens += lane.n_read();
+  report_.prompt_tokens += lane.counts().n_read;
   report_.cached_tokens += stats.cached_tokens;
   report_.answer_tokens += stats.answer_tokens;
 }
@@ -312,9 +311,9 @@ void Scheduler::UpdateReport() {
     return RequestReport{.id = lane.id(),
                          .state = state,
                          .prompt_tokens = lane.ids().size(),
-                         .read_tokens = lane.n_read(),
-                         .cached_tokens = lane.n_cached(),
-                         .answer_tokens = lane.n_answered()};
+                         .read_tokens = lane.counts().n_read,
+                         .cached_tokens = lane.counts().n_cached,
+                         .answer_tokens = lane.counts().n_answered};
   };
   std::vector<RequestReport> requests;
   std::vector<SchedulerReport::OpenKv> kv;

@@ -14,8 +14,8 @@
 #include "runtime/kv/plan/kv_method.h"
 #include "runtime/schedule/request.h"
 #include "runtime/schedule/scheduler.h"
-#include "tests/support/kept_session_fixture.h"
 #include "tests/support/gguf_builder.h"
+#include "tests/support/kept_session_fixture.h"
 #include "tests/support/method_exclusions.h"
 
 namespace kvrun::testing::kept_session {

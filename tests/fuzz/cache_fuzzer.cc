@@ -1,5 +1,5 @@
-// Reads arbitrary bytes as the files of the cache folder: times of devices and of computing, speeds of storage,
-// and as times that one process hands to another.
+// Reads arbitrary bytes as the files of the cache folder: times of devices and of computing, speeds of
+// storage, and as times that one process hands to another.
 #include <cstddef>
 #include <cstdint>
 #include <string>

@@ -74,7 +74,8 @@ TEST_P(HostStrands, AreCarriedOutInTheirPlace) {
         for (uint32_t i = 0; i < n; ++i) {
           const float begin = i == 0 ? 0.0F : static_cast<float>(1000 + 10 * i);
           for (const uint64_t k : {uint64_t{0}, kFloats - 1}) {
-            EXPECT_EQ(Floats(after)[i * kFloats + k], begin + static_cast<float>(k) / 1024.0F) << n << " " << i;
+            EXPECT_EQ(Floats(after)[i * kFloats + k], begin + static_cast<float>(k) / 1024.0F)
+                << n << " " << i;
           }
         }
       }

@@ -313,7 +313,8 @@ TEST_F(SchedulerTest, APromptThatWasGivenUpMakesRoom) {
     for (const int nth : {3, 2}) Add(scheduler.get(), std::to_string(nth), Ask(SomeIds(2000, nth), 5));
     RunAll(scheduler.get());
     EXPECT_EQ(contexts_.size(), n_parallel == 1 ? 1 : 0);
-    for (const int nth : {2, 3}) EXPECT_EQ(told_[std::to_string(nth)].ids, GreedyAfter(SomeIds(2000, nth), 5));
+    for (const int nth : {2, 3})
+      EXPECT_EQ(told_[std::to_string(nth)].ids, GreedyAfter(SomeIds(2000, nth), 5));
     GiveUpAt(scheduler.get(), "at the end", Ask(ids, 5), 1500);
   }
 }

@@ -42,7 +42,7 @@ struct Wide {
   std::string_view reason;
 };
 constexpr Wide kWide[] = {
-    {"runtime/device/device.h", "CommandList", 33, "a function for each operation of a model"},
+    {"runtime/device/device.h", "CommandList", 35, "a function for each operation of a model"},
     {"runtime/device/vulkan/compute_device.h", "VulkanComputeDevice", 32,
      "what a device offers, and what its command lists ask for of it"},
     {"runtime/engine/pass/step_commands.h", "StepCommands", 43,

@@ -303,7 +303,8 @@ bool HostDevice::AreWorthAThread(size_t n_strands) const {
   if (options_.profile || !options_.spoiled_operation.empty()) return false;
   const size_t n_threads = of_strands_.size();
   const size_t n_turns = (n_strands + n_threads - 1) / n_threads;
-  return n_threads > 1 && kLeastUse * static_cast<double>(n_threads * n_turns) <= static_cast<double>(n_strands);
+  return n_threads > 1 &&
+         kLeastUse * static_cast<double>(n_threads * n_turns) <= static_cast<double>(n_strands);
 }
 
 void HostDevice::RunStrands(std::span<const HostOperation> operations, std::span<const Strand> strands) {
@@ -311,7 +312,8 @@ void HostDevice::RunStrands(std::span<const HostOperation> operations, std::span
       strands.size(), 1,
       [&](size_t first, size_t last, uint32_t worker) {
         for (size_t nth = first; nth < last; ++nth) {
-          for (size_t i = strands[nth].begin; i < strands[nth].end; ++i) operations[i].run(*of_strands_[worker]);
+          for (size_t i = strands[nth].begin; i < strands[nth].end; ++i)
+            operations[i].run(*of_strands_[worker]);
         }
       },
       Pieces::kOneByOne);

@@ -188,7 +188,8 @@ class HostDevice : public Device {
   // kMostWaiters, or more; guarded by mutex_. The pool's workers notify them, so they outlive it.
   std::list<Waiter> waiters_;
   ThreadPool pool_;
-  std::vector<std::unique_ptr<ThreadPool>> of_strands_;  // of one thread each: what a worker of pool_ computes with
+  std::vector<std::unique_ptr<ThreadPool>>
+      of_strands_;  // of one thread each: what a worker of pool_ computes with
 
   void FindReached();
 

@@ -42,9 +42,10 @@ ComputeEntry ComputeEntryIn(const Json& json) {
 }
 
 constexpr MeasurementForm kComputeForm{
-    .format = "kvrun compute time", .version = 1, .holds = "times of computing", .known = [](const Json& json) {
-      return ToJson(ComputeEntryIn(json));
-    }};
+    .format = "kvrun compute time",
+    .version = 1,
+    .holds = "times of computing",
+    .known = [](const Json& json) { return ToJson(ComputeEntryIn(json)); }};
 
 bool AreAboutTheSame(const std::vector<double>& a, const std::vector<double>& b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](double one, double other) {

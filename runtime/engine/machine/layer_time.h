@@ -14,8 +14,8 @@
 
 namespace kvrun {
 
-// What is kept of it (compute_time_file.h), else measured when it is asked for first, with the weights that are
-// loaded and hardly any KV. One thread at a time, which has the device.
+// What is kept of it (compute_time_file.h), else measured when it is asked for first, with the weights that
+// are loaded and hardly any KV. One thread at a time, which has the device.
 class LayerTime {
  public:
   // The model and the device must outlive it.

@@ -118,8 +118,8 @@ Status StepRecorder::RecordChoice(CommandList& list, uint32_t layer, const Buffe
   return Status::Ok();
 }
 
-// Where what is attended to is chosen, each member has about as much to do as another. Of those that attend to
-// all, one may have a hundred times more: then all threads compute each of its operations.
+// Where what is attended to is chosen, each member has about as much to do as another. Of those that attend
+// to all, one may have a hundred times more: then all threads compute each of its operations.
 void StepRecorder::BeginStrand(CommandList& list) const {
   if (form_.scores && parts_.size() > 1) list.BeginStrand();
 }

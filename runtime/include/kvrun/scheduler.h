@@ -75,10 +75,10 @@ typedef struct kvrun_request_events {
 KVRUN_API kvrun_status kvrun_scheduler_add(kvrun_scheduler* scheduler, const int32_t* ids, size_t count,
                                            const kvrun_generate_options* generate,
                                            const kvrun_request_events* events, uint64_t* request);
-/* Any thread. It ends within a token, or within a step of its prompt. What was read of that is kept, or, where
- * it cannot be as a prompt is computed as a whole, rests in the request's memory: for a request whose prompt
- * begins like it, 10 minutes, or until another needs the place. One that has ended, or was never there, is
- * none's. */
+/* Any thread. It ends within a token, or within a step of its prompt. What was read of that is kept, or,
+ * where it cannot be as a prompt is computed as a whole, rests in the request's memory: for a request whose
+ * prompt begins like it, 10 minutes, or until another needs the place. One that has ended, or was never
+ * there, is none's. */
 KVRUN_API void kvrun_scheduler_cancel(kvrun_scheduler* scheduler, uint64_t request);
 
 /* One thread at a time: a token for each request that is being answered, and some of a prompt. With nothing
