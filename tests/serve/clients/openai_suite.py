@@ -89,7 +89,9 @@ class Test(Asking):
         """What `kvrun run` answers, alone and with a session of its own."""
         with tempfile.TemporaryDirectory() as folder:
             command = [self.options.kvrun, "run", "-m", self.options.model, *self.options.kvrun_options, "-p", prompt]
-            command += ["--session", f"{folder}/new", "--temp", "0", "-n", str(n), "--json", "--quiet", *more]
+            # Encrypted, as what the server keeps: it costs time, by which a budget says how much is read.
+            command += ["--session", f"{folder}/new", "--session-key", "auto"]
+            command += ["--temp", "0", "-n", str(n), "--json", "--quiet", *more]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             check(done.returncode == 0, f"{command}: {done.stderr}")
             return json.loads(done.stdout)["text"]
