@@ -20,6 +20,15 @@ constexpr uint32_t kOpenEndedRoom = 1024;
 // A prompt that nobody waits for any more takes its memory for so long, unless another needs it.
 constexpr auto kLongestParked = 10min;
 
+uint32_t RoomOf(const RequestLane& lane) {
+  return lane.generate().max_tokens != 0 ? lane.generate().max_tokens : kOpenEndedRoom;
+}
+
+uint32_t ContextOf(const RequestLane& lane, const SchedulerOptions& options) {
+  const uint64_t needed = std::max<uint64_t>(options.least_ctx, lane.ids().size() + RoomOf(lane));
+  return static_cast<uint32_t>(std::min<uint64_t>(needed, options.n_ctx));
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Scheduler>> Scheduler::Create(SchedulerOptions options,
@@ -162,12 +171,10 @@ void Scheduler::Admit() {
 
 SessionOptions Scheduler::OptionsOf(const RequestLane& lane) const {
   SessionOptions options;
-  const uint32_t room = lane.generate().max_tokens != 0 ? lane.generate().max_tokens : kOpenEndedRoom;
-  const uint64_t needed = std::max<uint64_t>(options_.least_ctx, lane.ids().size() + room);
-  options.n_ctx = static_cast<uint32_t>(std::min<uint64_t>(needed, options_.n_ctx));
+  options.n_ctx = ContextOf(lane, options_);
   options.kv = options_.kv;
   options.key = options_.stored.key;
-  options.answer_tokens = room;
+  options.answer_tokens = RoomOf(lane);
   return options;
 }
 
@@ -216,11 +223,17 @@ void Scheduler::ParkReading() {
 }
 
 bool Scheduler::TakeUpParked(std::unique_ptr<RequestLane>* lane) {
-  const uint32_t n_ctx = OptionsOf(**lane).n_ctx;
-  const auto common = [&](const Parked& parked) { return parked.reading->lane().CommonWith(**lane, n_ctx); };
-  const auto best = std::max_element(parked_.begin(), parked_.end(),
-                                     [&](const Parked& a, const Parked& b) { return common(a) < common(b); });
-  if (best == parked_.end() || common(*best) == 0) return false;
+  if (parked_.empty()) return false;
+  const uint32_t n_ctx = ContextOf(**lane, options_);
+  auto best = parked_.end();
+  uint32_t n_most = 0;
+  for (auto i = parked_.begin(); i != parked_.end(); ++i) {
+    const uint32_t n_common = i->reading->lane().CommonWith(**lane, n_ctx);
+    if (n_common <= n_most) continue;
+    best = i;
+    n_most = n_common;
+  }
+  if (best == parked_.end()) return false;
   reading_ = std::move(best->reading);
   parked_.erase(best);
   stored_->SetParked(reading_->lane().place(), false);

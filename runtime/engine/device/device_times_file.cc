@@ -4,7 +4,6 @@
 
 #include <stdexcept>
 
-#include "platform/io/folder.h"
 #include "runtime/engine/machine/measurement_file.h"
 
 namespace kvrun {
@@ -92,11 +91,7 @@ Result<DeviceTimes> TimesFromText(const std::string& text) {
   }
 }
 
-std::optional<std::string> TimesPath() {
-  const std::optional<std::string> folder = CacheFolder();
-  if (!folder) return std::nullopt;
-  return *folder + "/device_times.json";
-}
+std::optional<std::string> TimesPath() { return MeasurementPath("device_times.json"); }
 
 Result<std::vector<TimesEntry>> ReadTimes(const std::string& path) {
   KVRUN_ASSIGN_OR_RETURN(const std::vector<Json> kept, ReadMeasurements(kForm, path));

@@ -3,10 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <stdexcept>
 
-#include "platform/io/folder.h"
 #include "runtime/engine/machine/measurement_file.h"
 
 namespace kvrun {
@@ -82,10 +80,6 @@ Result<std::vector<double>> KeptOrMeasured(const std::optional<std::string>& pat
   return values;
 }
 
-std::optional<std::string> ComputeTimesPath() {
-  const std::optional<std::string> folder = CacheFolder();
-  if (!folder) return std::nullopt;
-  return *folder + "/compute_time.json";
-}
+std::optional<std::string> ComputeTimesPath() { return MeasurementPath("compute_time.json"); }
 
 }  // namespace kvrun

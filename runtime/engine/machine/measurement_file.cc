@@ -52,6 +52,12 @@ Result<std::vector<Json>> EntriesIn(const MeasurementForm& form, std::string_vie
 
 }  // namespace
 
+std::optional<std::string> MeasurementPath(std::string_view name) {
+  const std::optional<std::string> folder = CacheFolder();
+  if (!folder) return std::nullopt;
+  return *folder + "/" + std::string(name);
+}
+
 Result<std::vector<Json>> ReadMeasurements(const MeasurementForm& form, const std::string& path) {
   if (access(path.c_str(), F_OK) != 0 && errno == ENOENT) {
     return Status(StatusCode::kNotFound, fmt::format("there is no {}", path));

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -24,6 +25,9 @@ struct MeasurementForm {
   // An entry with what this kvrun knows of it. Throws where something is missing or of another type.
   nlohmann::json (*known)(const nlohmann::json& entry);
 };
+
+// $XDG_CACHE_HOME/kvrun/NAME; nothing where there is no folder for it.
+std::optional<std::string> MeasurementPath(std::string_view name);
 
 // kNotFound where there is no file. A file is refused as a whole: one bad entry, and nothing counts.
 Result<std::vector<nlohmann::json>> ReadMeasurements(const MeasurementForm& form, const std::string& path);

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "platform/base/units.h"
-#include "platform/io/folder.h"
 #include "platform/io/read_rate.h"
+#include "runtime/engine/machine/measurement_file.h"
 #include "runtime/engine/machine/storage_speed_file.h"
 #include "runtime/kv/plan/kv_plan.h"
 #include "runtime/kv/plan/kv_plan_input.h"
@@ -108,10 +108,6 @@ std::optional<double> ReadsPerSecondOf(BlockFile& file, const SpeedQuestion& que
   return speed;
 }
 
-std::optional<std::string> SpeedsPath() {
-  const std::optional<std::string> folder = CacheFolder();
-  if (!folder) return std::nullopt;
-  return *folder + "/storage_speed.json";
-}
+std::optional<std::string> SpeedsPath() { return MeasurementPath("storage_speed.json"); }
 
 }  // namespace kvrun
