@@ -20,7 +20,6 @@ from http_exchange import (Broken, Reader, close, connect, events, exchange, req
 
 N_PROMPTS = 40
 N_LONG = 4
-LONG_WORDS = 1500  # about 2,000 tokens
 TIMEOUT_S = 280    # a client waits behind all others
 WORDS = ('river stone window paper garden engine winter letter candle harbour market silver forest bridge '
          'kitchen mountain travel number yellow teacher morning island bottle thunder pocket history').split()
@@ -33,12 +32,11 @@ def words(rng, n):
 class Prompt:
     """They differ from their first word on: what is kept of one is of no use to another."""
 
-    def __init__(self, number, is_long):
+    def __init__(self, number, long_words=0):
         rng = random.Random(number)
-        self.is_long = is_long
         self.is_chat = number % 2 == 0
         self.max_tokens = 6 + number % 11
-        text = words(rng, LONG_WORDS if is_long else 6 + number % N_PROMPTS)
+        text = words(rng, long_words or 6 + number % N_PROMPTS)
         self.text = f'{number * 7919} {text}. Tell me about the {WORDS[number % len(WORDS)]}.'
         self.expected = None
 
@@ -81,7 +79,7 @@ class Soak:
     def __init__(self, options):
         self.options = options
         self.address = ('127.0.0.1', options.port)
-        self.prompts = [Prompt(i, i < N_LONG) for i in range(N_PROMPTS)]
+        self.prompts = [Prompt(i, options.long_words if i < N_LONG else 0) for i in range(N_PROMPTS)]
         self.lock = threading.Lock()
         self.counts = collections.Counter()
         self.failures = []
@@ -161,7 +159,7 @@ class Soak:
 
     def gone_in_prompt(self, rng):
         prompt = rng.choice(self.prompts[:N_LONG]) if rng.random() < 0.5 else Prompt(
-            rng.randrange(10**6, 10**7), is_long=rng.random() < 0.5)
+            rng.randrange(10**6, 10**7), self.options.long_words if rng.random() < 0.5 else 0)
         sock = connect(self.address, TIMEOUT_S)
         sock.sendall(request_bytes(self.address, 'POST', prompt.path, prompt.body(stream=rng.random() < 0.5)))
         time.sleep(rng.choice((0, 0, 0.05, 0.5, 3)))
@@ -352,6 +350,7 @@ def main():
     parser.add_argument('--sessions', required=True, help='the folder of its sessions')
     parser.add_argument('--clients', type=int, default=64)
     parser.add_argument('--seconds', type=float, default=300)
+    parser.add_argument('--long-words', type=int, default=1500, help='of a long prompt; 1500 are about 2,000 tokens')
     parser.add_argument('--most-mib', type=int, default=0, help='that the process may take; 0: any')
     parser.add_argument('--loose', action='store_true',
                         help='with a budget for KV: what was kept may be selected from otherwise than what is new')
