@@ -1,6 +1,7 @@
 // attend_slots_subgroup.comp over the entries of several sources, one after another, in one softmax: a split's part
 // may begin in one source and end in another. The block loop is there once for each source, so that no load has to
-// choose between buffers: a CPU that runs shaders would do all that it can choose from.
+// choose between buffers: a CPU that runs shaders would do all that it can choose from. The last workgroup of a tile joins
+// its splits, and brings what they make out of the records' space.
 //
 // Macros: ROWS; K_TYPE, V_TYPE (KVRUN_KV_..., but not f32) of all sources but the last, whose K and V are f16.
 #version 450
@@ -16,7 +17,8 @@ layout(constant_id = 1) const uint HEAD_DIM = 64;
 layout(local_size_x_id = 2, local_size_y = 1, local_size_z = 1) in;
 layout(constant_id = 3) const uint N_SOURCES = 2;
 layout(constant_id = 4) const uint BIASED = 0;  // bit i: source i's slots have biases (SlotShape::has_biases)
-layout(constant_id = 5) const uint HAS_CAP = 0;
+layout(constant_id = 5) const uint IN_SPACE = 0;
+layout(constant_id = 6) const uint HAS_CAP = 0;
 #include "include/read_only.glsl"
 layout(push_constant) uniform Params { AttendSourcesParams p; };
 READ_ONLY(0, qkv)
@@ -29,8 +31,12 @@ READ_ONLY(5, records2)
 READ_ONLY(6, table2)
 READ_ONLY(7, records3)
 READ_ONLY(8, table3)
-layout(set = 0, binding = 9, std430) writeonly buffer Result { float result[]; };  // the output, or parts
-layout(set = 0, binding = 10, std140) uniform Step { StepParams stepp; };
+layout(set = 0, binding = 9, std430) writeonly buffer Output { float result[]; };
+// [n_tokens * n_heads, n_splits, head_dim + 2].
+layout(set = 0, binding = 10, std430) coherent buffer Scratch { uint scratch[]; };
+READ_ONLY(11, means)  // with IN_SPACE from means_begin on
+layout(set = 0, binding = 12, std430) coherent buffer Counters { uint counters[]; };
+layout(set = 0, binding = 13, std140) uniform Step { StepParams stepp; };
 #include "include/attend_rows.glsl"
 #include "include/kv_record.glsl"
 
@@ -41,7 +47,42 @@ uint PartOf(uint row, uint split) { return row * p.n_splits + split; }
 #else
 #define SUM_DIMS 16
 #endif
+#define PUT_PART(at, value) scratch[at] = floatBitsToUint(value)
 #include "include/attend_lanes.glsl"
+
+// The workgroup is one subgroup.
+#define GROUP_SYNC()             \
+  subgroupMemoryBarrierShared(); \
+  subgroupBarrier()
+#include "include/entry_space.glsl"
+#include "include/join_parts.glsl"
+#include "include/last_workgroup.glsl"
+shared float shared_halfway[256];
+#define SPACE_ROW shared_joined
+#define SPACE_HALFWAY shared_halfway
+#define SPACE_LANE gl_LocalInvocationIndex
+#define SPACE_LANES LANES
+#include "include/out_of_space.glsl"
+
+void JoinRow(uint token, uint kv_head, uint head) {
+  const uint lane = gl_LocalInvocationIndex;
+  const uint row = token * p.n_heads + head;
+  JoinParts(lane, row * p.n_splits * (HEAD_DIM + 2), p.n_splits);
+  if (IN_SPACE == 0) {
+    for (uint i = lane; i < HEAD_DIM; i += LANES) result[row * HEAD_DIM + i] = shared_joined[i];
+  } else {
+    const uint block = HadamardBlock(HEAD_DIM);
+    const uint low = 1u << (findMSB(block) / 2);
+    MultiplyLow(HEAD_DIM, low);
+    GROUP_SYNC();
+    const uint mean = p.means_begin + ((stepp.tokens[token].sequence * p.n_kv_heads + kv_head) * 2 + 1) * HEAD_DIM;
+    const float factor = 1.0 / sqrt(float(block));
+    for (uint i = lane; i < HEAD_DIM; i += LANES) {
+      result[row * HEAD_DIM + i] = SignOf(i) * HighElement(i, low, block / low) * factor + means_float(mean + i);
+    }
+  }
+  GROUP_SYNC();
+}
 
 // Sources whose scores are kept have dispatches of their own.
 const uint KEEPS_SCORES = 0;
@@ -114,4 +155,8 @@ void main() {
   if (N_SOURCES > 3) AttendTo2(token, kv_head, row_begin, range, n.x + n.y, n.z);
   AttendTo3(token, kv_head, row_begin, range, n.x + n.y + n.z, n.w);
   WriteRows(token, kv_head, row_begin, split);
+  if (KeepsParts() && IsLast(token * gl_NumWorkGroups.x + gl_WorkGroupID.x, p.n_splits)) {
+    const uint n_rows = min(ROWS, p.n_heads / p.n_kv_heads - row_begin);
+    for (uint r = 0; r < n_rows; ++r) JoinRow(token, kv_head, HeadOf(kv_head, row_begin + r));
+  }
 }

@@ -3,8 +3,11 @@
 // VECTOR_DIMS each; where the head has fewer vectors than there are lanes, groups of lanes take every KEY_GROUPS-th
 // position, and are added at the end. Nothing is shared but by subgroup shuffles.
 //
-// Macros: ROWS, KV_F16 or KV_F32. Needs: head_dim / VECTOR_DIMS is a multiple (at most 4) or a divisor of LANES, and
-// a power of two.
+// With NEW_ENTRY (include/attend.glsl) a workgroup is one subgroup; the last split of a tile attends to the newest entry,
+// which no other invocation reads, and the last workgroup of a tile joins its splits.
+//
+// Macros: ROWS, KV_F16 or KV_F32, NEW_ENTRY. Needs: head_dim / VECTOR_DIMS is a multiple (at most 4) or a divisor of LANES,
+// and a power of two.
 #version 450
 #extension GL_EXT_control_flow_attributes : require
 #extension GL_GOOGLE_include_directive : require
@@ -48,6 +51,26 @@ const uint KEYS_PER_GROUP = LANES / KEY_GROUPS;
   if (LANES > 64 && from <= 64) value = OP(value, subgroupShuffleXor(value, 64));
 #define ADD(a, b) ((a) + (b))
 
+#ifdef NEW_ENTRY
+#ifdef KV_F16
+vec4 STORED(vec4 x) { return vec4(unpackHalf2x16(packHalf2x16(x.xy)), unpackHalf2x16(packHalf2x16(x.zw))); }
+#else
+#define STORED(x) (x)
+#endif
+#define PART_WORD(value) floatBitsToUint(value)
+// The workgroup is one subgroup.
+#define GROUP_SYNC()           \
+  subgroupMemoryBarrierShared(); \
+  subgroupBarrier()
+#define QUERY_VECTOR(i) shared_queries[i]
+#include "include/last_workgroup.glsl"
+#include "include/new_entry.glsl"
+#include "include/join_parts.glsl"
+#else
+#define PART_WORD(value) (value)
+#define QUERY_VECTOR(i) qkv_vec4(i)
+#endif
+
 struct KvVector { vec4 part[HALVES]; };
 
 KvVector LoadKv(uint index) {
@@ -62,6 +85,47 @@ KvVector LoadKv(uint index) {
   return v;
 }
 
+#ifdef NEW_ENTRY
+void StoreEntry(uint lane, uint stream, uint position) {
+  const uint key_begin = (stream * 2 * p.n_ctx + position % p.n_ctx) * HEAD_DIM;
+  const uint value_begin = key_begin + p.n_ctx * HEAD_DIM;
+  for (uint v = lane; v < HEAD_VECTORS; v += LANES) {
+    const vec4 key = shared_key[v];
+    const vec4 value = shared_value[v];
+#ifdef KV_F16
+    new_kv[key_begin / 2 + 2 * v] = packHalf2x16(key.xy);
+    new_kv[key_begin / 2 + 2 * v + 1] = packHalf2x16(key.zw);
+    new_kv[value_begin / 2 + 2 * v] = packHalf2x16(value.xy);
+    new_kv[value_begin / 2 + 2 * v + 1] = packHalf2x16(value.zw);
+#else
+    [[unroll]] for (uint i = 0; i < 4; ++i) {
+      new_kv[key_begin + 4 * v + i] = floatBitsToUint(key[i]);
+      new_kv[value_begin + 4 * v + i] = floatBitsToUint(value[i]);
+    }
+#endif
+  }
+}
+
+shared float shared_scores[ROWS];  // of the newest entry
+
+void ScoreEntry(uint lane) {
+  for (uint r = 0; r < ROWS; ++r) {
+    float score = 0.0;
+    for (uint v = lane; v < HEAD_VECTORS; v += LANES) {
+      score += dot(shared_queries[r * HEAD_VECTORS + v], shared_key[v]);
+    }
+    FOLD(score, 1, ADD)
+    if (lane == 0) shared_scores[r] = Capped(score * p.scale);
+  }
+}
+
+void JoinRow(uint lane, uint row) {
+  JoinParts(lane, row * p.n_splits * (HEAD_DIM + 2), p.n_splits);
+  for (uint i = lane; i < HEAD_DIM; i += LANES) result[row * HEAD_DIM + i] = shared_joined[i];
+  GROUP_SYNC();
+}
+#endif
+
 void main() {
   const uint lane = gl_LocalInvocationIndex % LANES;
   const uint tile = gl_WorkGroupID.x * (gl_WorkGroupSize.x / LANES) + gl_LocalInvocationIndex / LANES;
@@ -71,7 +135,9 @@ void main() {
   const uint split = gl_WorkGroupID.y;
   const uint span = gl_WorkGroupID.z;
   const uint stream = BoundStream(span, kv_head);
+#ifndef NEW_ENTRY
   if (stream >= p.n_streams) return;
+#endif
 
   uint positions[ROWS];
   uint q_begin[ROWS];
@@ -80,6 +146,22 @@ void main() {
     positions[r] = stepp.tokens[token_head.x].position;
     q_begin[r] = (token_head.x * p.qkv_stride + token_head.y * HEAD_DIM) / 4;
   }
+#ifdef NEW_ENTRY
+  const bool has_new = split == p.n_splits - 1;
+  for (uint r = 0; r < ROWS; ++r) {
+    const uvec2 token_head = TokenAndHead(span, kv_head, row_begin + r);
+    TakeQuery(lane, span, r, token_head.x * (p.qkv_stride / 4) + token_head.y * HEAD_VECTORS);
+  }
+  [[unroll]] for (uint r = 0; r < ROWS; ++r) q_begin[r] = r * HEAD_VECTORS;
+  if (has_new) {
+    const uint key_vector = span * (p.qkv_stride / 4) + (p.n_heads + kv_head) * HEAD_VECTORS;
+    TakeEntry(lane, span, key_vector, key_vector + p.n_kv_heads * HEAD_VECTORS);
+  }
+  GROUP_SYNC();
+  if (has_new) ScoreEntry(lane);
+  GROUP_SYNC();
+  if (has_new && row_begin == 0) StoreEntry(lane, stream, positions[0]);
+#endif
   // The lanes share the loads of Q: lane i reads part i % HALVES of row i / HALVES.
   uint my_q = q_begin[0];
   [[unroll]] for (uint r = 1; r < ROWS; ++r) {
@@ -98,9 +180,28 @@ void main() {
     [[unroll]] for (uint v = 0; v < MAX_VECTORS_PER_LANE; ++v)
       [[unroll]] for (uint h = 0; h < HALVES; ++h) sums[r][v][h] = vec4(0.0);
   }
+#ifdef NEW_ENTRY
+  [[unroll]] for (uint v = 0; v < MAX_VECTORS_PER_LANE; ++v) {
+    if (v < VECTORS_PER_LANE) {
+      [[unroll]] for (uint h = 0; h < HALVES; ++h) {
+        vec4 value = vec4(0.0);
+        if (has_new && lane < VECTORS) value = shared_value[(v * LANES + lane) * HALVES + h];
+        [[unroll]] for (uint r = 0; r < ROWS; ++r) sums[r][v][h] = value;
+      }
+    }
+  }
+  [[unroll]] for (uint r = 0; r < ROWS; ++r) {
+    if (has_new) maximum[r] = shared_scores[r];
+    weight[r] = has_new && lane == 0 ? 1.0 : 0.0;
+  }
+#endif
 
   const uint block = KEYS_PER_LANE * LANES;
+#ifdef NEW_ENTRY
+  const uvec2 range = SplitRange(positions[0], positions[0] - 1, split, block);  // before the newest, which may be the first
+#else
   const uvec2 range = SplitRange(positions[0], positions[ROWS - 1], split, block);
+#endif
   for (uint begin = range.x; begin < range.y; begin += block) {
     float scores[ROWS][KEYS_PER_LANE];
     uint key_index[KEYS_PER_LANE];
@@ -114,7 +215,7 @@ void main() {
       [[unroll]] for (uint k = 0; k < KEYS_PER_LANE; ++k) keys[k] = LoadKv(key_index[k] + v);
 #if ROWS * HALVES > 4
       // More parts than the narrowest subgroup has lanes.
-      const vec4 share = qkv_vec4(my_q + v * HALVES);
+      const vec4 share = QUERY_VECTOR(my_q + v * HALVES);
       vec4 share_high = share;
       if (LANES < ROWS * HALVES) {
         const uint i = min(LANES + lane, ROWS * HALVES - 1);
@@ -122,10 +223,10 @@ void main() {
         [[unroll]] for (uint r = 0; r + 1 < ROWS; ++r) {
           if (i / HALVES == r) high_q = q_begin[r];
         }
-        share_high = qkv_vec4(high_q + i % HALVES + v * HALVES);
+        share_high = QUERY_VECTOR(high_q + i % HALVES + v * HALVES);
       }
 #else
-      const vec4 share = qkv_vec4(my_q + v * HALVES);
+      const vec4 share = QUERY_VECTOR(my_q + v * HALVES);
       const vec4 share_high = share;
 #endif
       [[unroll]] for (uint r = 0; r < ROWS; ++r) {
@@ -208,16 +309,24 @@ void main() {
               if (p.keeps_parts == 0) {
                 result[row * HEAD_DIM + dim] = sums[r][v][h][i] / weight[r];
               } else {
-                scratch[part + dim] = sums[r][v][h][i];
+                scratch[part + dim] = PART_WORD(sums[r][v][h][i]);
               }
             }
           }
         }
       }
       if (p.keeps_parts != 0 && lane == 0) {
-        scratch[part + HEAD_DIM] = maximum[r];
-        scratch[part + HEAD_DIM + 1] = weight[r];
+        scratch[part + HEAD_DIM] = PART_WORD(maximum[r]);
+        scratch[part + HEAD_DIM + 1] = PART_WORD(weight[r]);
       }
     }
   }
+#ifdef NEW_ENTRY
+  if (p.keeps_parts != 0 && IsLast(span * gl_NumWorkGroups.x + tile, p.n_splits)) {
+    for (uint r = 0; r < ROWS; ++r) {
+      const uvec2 token_head = TokenAndHead(span, kv_head, row_begin + r);
+      if (row_begin + r < SpanRows()) JoinRow(lane, token_head.x * p.n_heads + token_head.y);
+    }
+  }
+#endif
 }

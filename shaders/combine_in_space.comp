@@ -36,27 +36,11 @@ void JoinSplits(uint row) {
   }
 }
 
-// Of at most four bits.
-float ParitySign(uint bits) { return (0x6996u >> bits & 1u) != 0 ? -1.0 : 1.0; }
-
-// H is a product of two sums, over the low and the high half of a column's bits: signs are by the parity of the bits
-// that row and column share.
-void MultiplyLow(uint head_dim, uint low) {
-  for (uint i = gl_LocalInvocationIndex; i < head_dim; i += LOCAL_SIZE) {
-    const uint begin = i / low * low;
-    float sum = 0.0;
-    for (uint j = 0; j < low; ++j) sum += ParitySign(j & (i - begin)) * joined[begin + j];
-    halfway[i] = sum;
-  }
-}
-
-float HighElement(uint i, uint low, uint high) {
-  const uint row = i / low % high;
-  const uint begin = i - row * low;
-  float sum = 0.0;
-  for (uint j = 0; j < high; ++j) sum += ParitySign(j & row) * halfway[begin + j * low];
-  return sum;
-}
+#define SPACE_ROW joined
+#define SPACE_HALFWAY halfway
+#define SPACE_LANE gl_LocalInvocationIndex
+#define SPACE_LANES LOCAL_SIZE
+#include "include/out_of_space.glsl"
 
 void main() {
   const uint row = gl_WorkGroupID.x;

@@ -5,6 +5,8 @@
 //   PATH_SUBGROUP  each lane loads a share of the tile and hands it out with subgroup shuffles
 //   otherwise      every lane reads them itself, from one address
 //
+// Of one token, that of CPUs which run shaders (matvec.comp is that of GPUs), with a norm and a gate as there.
+//
 // Macros: WEIGHT_<TYPE>, ROWS, TOKENS, PATH_SUBGROUP; PATH_TEXEL (read_only.glsl).
 #version 450
 #extension GL_EXT_control_flow_attributes : require
@@ -16,65 +18,63 @@
 
 #include "shared/op_params.h"
 
-// Lanes per row tile: the subgroup's width with PATH_SUBGROUP. Tiles per workgroup, of which SPLITS share rows
-// and divide the columns.
-#ifndef LANES
+// Lanes per row tile, of which a workgroup has several: the subgroup's width with PATH_SUBGROUP.
 layout(constant_id = 0) const uint LANES = 32;
-#endif
-layout(constant_id = 1) const uint SPLITS = 1;
+layout(constant_id = 1) const uint NORM = 0;          // with one token
 layout(constant_id = 2) const uint VECTOR_INPUT = 1;  // n_cols is a multiple of 4
 layout(local_size_x_id = 3, local_size_y = 1, local_size_z = 1) in;
+layout(constant_id = 4) const uint GATE = 0;  // KVRUN_GATE_..., with one token
 
+#include "include/activation.glsl"
 #include "include/read_only.glsl"
 layout(push_constant) uniform Params { MatMulParams p; };
 
 #include "include/packed_weights.glsl"
 READ_ONLY(1, inputs)
 layout(set = 0, binding = 2, std430) buffer Output { float result[]; };
-READ_ONLY(3, bias)
+READ_ONLY(3, constants)  // the norm's weights, biases, or both in turn
+#include "include/product_input.glsl"
 
-#define MAX_LOCAL_SIZE 128
 // With one token a weight is used once: cheaper to scale each block's dot product than each weight.
 #if TOKENS == 1 && defined(AFFINE_BLOCKS)
 #define SCALE_ONCE 1
 #endif
 #if TOKENS == 1
-shared float partial_sums[ROWS * MAX_LOCAL_SIZE];
+#define TILE_ROWS (GATE != 0 ? ROWS / 2 : ROWS)
+// Row r of a tile's lane: with a gate, the second half is what the first gates.
+#define ROW_OF(r) (row_begin + r % TILE_ROWS * LANES + r / TILE_ROWS * p.n_rows)
+#else
+#define TILE_ROWS ROWS
+#define ROW_OF(r) (row_begin + r * LANES)
 #endif
 
-// Columns 4v .. 4v+3 of a token's row. Only rows of float types may be no whole number of vectors; a branch for them
-// is kept out of the other kernels, where some drivers take minutes to compile dozens of them.
-vec4 LoadInput(uint token, uint v) {
-  const uint t = min(token, p.n_tokens - 1);
-#if !defined(FLOAT_WEIGHTS)
-  return inputs_vec4(t * (p.n_cols / 4) + v);
-#else
-  const uint base = t * p.n_cols + 4 * v;
 #ifdef PATH_SUBGROUP
-  if (VECTOR_INPUT != 0) return inputs_vec4(base / 4);
-#endif
-  return vec4(inputs_float(base), inputs_float(base + 1), inputs_float(base + 2), inputs_float(base + 3));
-#endif
+float SumOfLanes(float value) {
+  for (uint i = 1; i < LANES; i *= 2) value += subgroupShuffleXor(value, i);
+  return value;
 }
+#endif
 
 void main() {
   const uint lane = gl_LocalInvocationIndex % LANES;
   const uint tile = gl_LocalInvocationIndex / LANES;
-  const uint split = tile % SPLITS;
-  const uint tiles_of_rows = gl_WorkGroupSize.x / LANES / SPLITS;
-  const uint row_begin = (gl_WorkGroupID.x * tiles_of_rows + tile / SPLITS) * ROWS * LANES + lane;
+  const uint row_begin = (gl_WorkGroupID.x * (gl_WorkGroupSize.x / LANES) + tile) * TILE_ROWS * LANES + lane;
   const uint token_begin = gl_WorkGroupID.y * TOKENS;
-  const uint row_last = (p.n_rows + KVRUN_ROW_INTERLEAVE - 1) / KVRUN_ROW_INTERLEAVE * KVRUN_ROW_INTERLEAVE - 1;
+  const uint n_rows = GATE != 0 ? 2 * p.n_rows : p.n_rows;
+  const uint row_last = (n_rows + KVRUN_ROW_INTERLEAVE - 1) / KVRUN_ROW_INTERLEAVE * KVRUN_ROW_INTERLEAVE - 1;
 
   uint rows[ROWS];
   float sums[ROWS][TOKENS];
   [[unroll]] for (uint r = 0; r < ROWS; ++r) {
-    rows[r] = min(row_begin + r * LANES, row_last);
+    rows[r] = min(ROW_OF(r), row_last);
     [[unroll]] for (uint t = 0; t < TOKENS; ++t) sums[r][t] = 0.0;
   }
 
   const uint n_blocks = p.planes.n_chunks * 2;
-  for (uint block = split; block < n_blocks; block += SPLITS) {
+#if TOKENS == 1
+  float squares = 0.0;  // of this lane's part, or of all
+#endif
+  for (uint block = 0; block < n_blocks; ++block) {
 #ifdef PATH_SUBGROUP
     // The tile's vectors (token, v) = (i / 8, i % 8), i = slot * LANES + lane.
     vec4 shares[2 * TOKENS];
@@ -82,6 +82,12 @@ void main() {
       if (slot * LANES < 8 * TOKENS) {
         const uint i = min(slot * LANES + lane, 8 * TOKENS - 1);
         shares[slot] = LoadInput(token_begin + i / 8, block * 8 + i % 8);
+#if TOKENS == 1
+        if (NORM != 0) {
+          if (slot * LANES + lane < 8) squares += SquaresOf(shares[slot], block * 8 + i);
+          shares[slot] *= NormWeights(block * 8 + i);
+        }
+#endif
       }
     }
 #endif
@@ -101,6 +107,12 @@ void main() {
         x[t] = subgroupShuffle(shares[i / LANES], i % LANES);
 #else
         x[t] = LoadInput(token_begin + t, block * 8 + j);
+#if TOKENS == 1
+        if (NORM != 0) {
+          squares += SquaresOf(x[t], block * 8 + j);
+          x[t] *= NormWeights(block * 8 + j);
+        }
+#endif
 #endif
       }
       [[unroll]] for (uint r = 0; r < ROWS; ++r) {
@@ -133,18 +145,21 @@ void main() {
   }
 
 #if TOKENS == 1
-  if (SPLITS > 1) {
-    [[unroll]] for (uint r = 0; r < ROWS; ++r) {
-      partial_sums[r * MAX_LOCAL_SIZE + gl_LocalInvocationIndex] = sums[r][0];
-    }
-    barrier();
-    [[unroll]] for (uint r = 0; r < ROWS; ++r) {
-      float sum = 0.0;
-      for (uint s = 0; s < SPLITS; ++s) {
-        sum += partial_sums[r * MAX_LOCAL_SIZE + (tile / SPLITS * SPLITS + s) * LANES + lane];
+  if (NORM != 0) {
+#ifdef PATH_SUBGROUP
+    squares = SumOfLanes(squares);
+#endif
+    const float factor = NormFactor(squares);
+    [[unroll]] for (uint r = 0; r < ROWS; ++r) sums[r][0] *= factor;
+  }
+  if (GATE != 0) {
+    [[unroll]] for (uint r = 0; r < ROWS / 2; ++r) {
+      const uint row = row_begin + r * LANES;
+      if (row < p.n_rows) {
+        result[p.output_offset + row] = Activated(sums[r][0], GATE == KVRUN_GATE_GELU) * sums[r + ROWS / 2][0];
       }
-      sums[r][0] = sum;
     }
+    return;
   }
 #endif
 
@@ -153,10 +168,10 @@ void main() {
   [[unroll]] for (uint r = 0; r < ROWS; ++r) {
     const uint row = row_begin + r * LANES;
     [[unroll]] for (uint t = 0; t < TOKENS; ++t) {
-      if (row < end.n_rows && token_begin + t < end.n_tokens && split == 0) {
+      if (row < end.n_rows && token_begin + t < end.n_tokens) {
         const uint at = (token_begin + t) * end.output_stride + end.output_offset + row;
         float value = sums[r][t];
-        if (end.has_bias != 0) value += bias_float(end.bias_offset + row);
+        if (end.has_bias != 0) value += constants_float(end.bias_offset + row);
         if (end.accumulate != 0) value += result[at];
         result[at] = value;
       }

@@ -1,6 +1,4 @@
 // result[row] = x[row] * weight / sqrt(mean(x[row]^2) + epsilon), or that added to it. One workgroup per row.
-//
-// Macros: TWO, the same with another weight to another result.
 #version 450
 #extension GL_GOOGLE_include_directive : require
 #include "shared/op_params.h"
@@ -8,18 +6,13 @@
 #define LOCAL_SIZE 32
 layout(local_size_x = LOCAL_SIZE) in;
 layout(constant_id = 0) const uint VECTOR_COLUMNS = 1;  // n_cols is a multiple of 4
-layout(constant_id = 1) const uint ACCUMULATES = 0;     // not with TWO
+layout(constant_id = 1) const uint ACCUMULATES = 0;
 #include "include/read_only.glsl"
 layout(push_constant) uniform Params { RmsNormParams p; };
 READ_ONLY(0, x)
 READ_ONLY(1, weight)
 layout(set = 0, binding = 2, std430) buffer R4 { vec4 result4[]; };
 layout(set = 0, binding = 2, std430) buffer R1 { float result1[]; };
-#ifdef TWO
-READ_ONLY(3, other_weight)
-layout(set = 0, binding = 4, std430) buffer Other4 { vec4 other4[]; };
-layout(set = 0, binding = 4, std430) buffer Other1 { float other1[]; };
-#endif
 
 shared float sums[LOCAL_SIZE];
 
@@ -46,15 +39,9 @@ void main() {
     if (VECTOR_COLUMNS != 0) {
       const vec4 value = x_vec4(row * n + i) * weight_vec4(i) * factor;
       result4[row * n + i] = ACCUMULATES != 0 ? result4[row * n + i] + value : value;
-#ifdef TWO
-      other4[row * n + i] = x_vec4(row * n + i) * other_weight_vec4(i) * factor;
-#endif
     } else {
       const float value = x_float(row * n + i) * weight_float(i) * factor;
       result1[row * n + i] = ACCUMULATES != 0 ? result1[row * n + i] + value : value;
-#ifdef TWO
-      other1[row * n + i] = x_float(row * n + i) * other_weight_float(i) * factor;
-#endif
     }
   }
 }

@@ -67,14 +67,28 @@ void RecordFullBarrier(const VulkanDevice& device, VkCommandBuffer commands) {
                                    0, 1, &barrier, 0, nullptr, 0, nullptr);
 }
 
-void RecordComputeBarrier(const VulkanDevice& device, VkCommandBuffer commands) {
-  VkMemoryBarrier barrier{};
-  barrier.sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER;
-  barrier.srcAccessMask = VK_ACCESS_SHADER_WRITE_BIT;
-  barrier.dstAccessMask = VK_ACCESS_SHADER_READ_BIT | VK_ACCESS_SHADER_WRITE_BIT;
-  device.vk().vkCmdPipelineBarrier(commands, VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT,
-                                   VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, 0, 1, &barrier, 0, nullptr, 0,
-                                   nullptr);
+void RecordComputeBarrier(const VulkanDevice& device, VkCommandBuffer commands,
+                          std::span<const VkBuffer> written, bool after_host) {
+  VkPipelineStageFlags before = VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT;
+  VkMemoryBarrier host{};
+  host.sType = VK_STRUCTURE_TYPE_MEMORY_BARRIER;
+  host.srcAccessMask = VK_ACCESS_HOST_WRITE_BIT;
+  host.dstAccessMask = VK_ACCESS_SHADER_READ_BIT | VK_ACCESS_UNIFORM_READ_BIT;
+  if (after_host) before |= VK_PIPELINE_STAGE_HOST_BIT;
+  std::vector<VkBufferMemoryBarrier> barriers;
+  for (const VkBuffer buffer : written) {
+    VkBufferMemoryBarrier barrier{};
+    barrier.sType = VK_STRUCTURE_TYPE_BUFFER_MEMORY_BARRIER;
+    barrier.srcAccessMask = VK_ACCESS_SHADER_WRITE_BIT;
+    barrier.dstAccessMask = VK_ACCESS_SHADER_READ_BIT | VK_ACCESS_SHADER_WRITE_BIT;
+    barrier.srcQueueFamilyIndex = barrier.dstQueueFamilyIndex = VK_QUEUE_FAMILY_IGNORED;
+    barrier.buffer = buffer;
+    barrier.size = VK_WHOLE_SIZE;
+    barriers.push_back(barrier);
+  }
+  device.vk().vkCmdPipelineBarrier(commands, before, VK_PIPELINE_STAGE_COMPUTE_SHADER_BIT, 0,
+                                   after_host ? 1 : 0, &host, static_cast<uint32_t>(barriers.size()),
+                                   barriers.data(), 0, nullptr);
 }
 
 Status RunOnce(const VulkanDevice& device, std::string_view what,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -34,8 +35,11 @@ Status EndCommands(const VulkanDevice& device, VkCommandBuffer commands);
 
 // All earlier writes of shaders and copies become visible to all later commands, and to the host.
 void RecordFullBarrier(const VulkanDevice& device, VkCommandBuffer commands);
-// Writes of earlier shaders become visible to later shaders: what stands between dependent dispatches.
-void RecordComputeBarrier(const VulkanDevice& device, VkCommandBuffer commands);
+// What earlier shaders wrote to these buffers becomes visible to later shaders, which begin when the earlier
+// ones have ended: what stands between dependent dispatches. after_host: so does what the host wrote before
+// the commands began, and after they were submitted.
+void RecordComputeBarrier(const VulkanDevice& device, VkCommandBuffer commands,
+                          std::span<const VkBuffer> written, bool after_host);
 
 // Records, submits and waits. `what` names the work in messages.
 Status RunOnce(const VulkanDevice& device, std::string_view what,

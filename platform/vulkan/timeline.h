@@ -22,6 +22,13 @@ struct TimelinePoint {
   uint64_t value = 0;
 };
 
+// Commands that start after `wait` is reached, and signal `value`, if it is not 0, when all is done.
+struct TimelineWork {
+  VkCommandBuffer commands = VK_NULL_HANDLE;
+  uint64_t value = 0;
+  std::optional<TimelinePoint> wait;
+};
+
 inline constexpr uint64_t kWaitForever = UINT64_MAX;
 
 // Starts at 0. Every value of Submit and Signal is larger than the one before; a timeline is signalled by the
@@ -44,6 +51,8 @@ class Timeline {
   // another thread (or earlier work) has to get there; `wait` must be of the same kind of timeline.
   Status Submit(std::span<const VkCommandBuffer> commands, uint64_t signal_value,
                 std::optional<TimelinePoint> wait = std::nullopt);
+  // The same of each in turn, in one call of the driver; with semaphores alone.
+  Status SubmitAll(std::span<const TimelineWork> works);
   // By the host.
   Status Signal(uint64_t value);
   // False: `timeout_ns` has passed first. `value` is one that is signalled, not one in between (validation

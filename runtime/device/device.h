@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -49,10 +50,7 @@ class CommandList {
                  Buffer* out) {
     return Add(RmsNormArgs{&x, &weight, epsilon, n_rows, n_cols, out});
   }
-  Status RmsNorms(const Buffer& x, const NormTarget& first, const NormTarget& second, float epsilon,
-                  uint32_t n_rows, uint32_t n_cols) {
-    return Add(RmsNormsArgs{&x, first, second, epsilon, n_rows, n_cols});
-  }
+  // output[t, r] = sum over c of weight[r, c] * input[t, c], with what comes before and after it.
   Status MatMul(const MatMulArgs& args) { return Add(args); }
   Status GatedUnit(const GatedUnitArgs& args) { return Add(args); }
   // gate_up: float [n_tokens, 2 * n_ff]; out = silu(gate) * up, float [n_tokens, n_ff].
@@ -76,12 +74,16 @@ class CommandList {
   // output[t] = softmax(scores) V over positions 0..position(t) of the row's sequence, or those of a window;
   // scores are Q K^T / sqrt(head_dim), or as score_scale and score_cap say.
   Status Attend(const AttentionArgs& args) { return Add(AttendOp{args}); }
+  // RopeAndStore and Attend, of rows that are not a prompt's; what it leaves in qkv is nothing to rely on.
+  Status AttendNew(const AttentionArgs& args) { return Add(AttendNewOp{args}); }
   // output of all entries that went into args.parts_after.
   Status FinishAttention(const AttentionArgs& args) { return Add(FinishAttentionOp{args}); }
   // As RopeAndStore, but K and V are encoded into the window's slots.
   Status RopeAndEncode(const SlotAttentionArgs& args) { return Add(RopeAndEncodeOp{args}); }
   // The same over the entries that the mapping tables name.
   Status AttendSlots(const SlotAttentionArgs& args) { return Add(AttendSlotsOp{args}); }
+  // RopeAndEncode and AttendSlots; likewise.
+  Status AttendNewSlots(const SlotAttentionArgs& args) { return Add(AttendNewSlotsOp{args}); }
   Status EncodeRecords(const Buffer& kv, const KvShape& kv_shape, uint32_t first_token, uint32_t n_groups,
                        const KvRecordShape& record, const EntrySpace& space, Buffer* records) {
     return Add(EncodeRecordsArgs{&kv, kv_shape, first_token, n_groups, record, space, records});
@@ -154,6 +156,20 @@ class Device {
   // that Wait takes. Where the device has no timeline semaphores, this returns only when `wait_host` was
   // signalled, which must come from another thread.
   virtual Result<uint64_t> Submit(CommandList& list, uint64_t wait_host = 0) = 0;
+  struct Submission {
+    CommandList* list = nullptr;
+    uint64_t wait_host = 0;
+  };
+  // Submit of each in turn, in one call of the driver where that is possible. `submitted` is told each one's
+  // place and value; where something fails, only of those before it.
+  virtual Status SubmitAll(std::span<const Submission> submissions,
+                           const std::function<void(size_t, uint64_t)>& submitted) {
+    for (size_t i = 0; i < submissions.size(); ++i) {
+      KVRUN_ASSIGN_OR_RETURN(const uint64_t value, Submit(*submissions[i].list, submissions[i].wait_host));
+      submitted(i, value);
+    }
+    return Status::Ok();
+  }
   // Values for SignalHost, one after another: the first of `count`. They are signalled in order, whoever
   // reserved them.
   virtual uint64_t ReserveHostValues(uint32_t count) = 0;

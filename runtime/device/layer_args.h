@@ -34,26 +34,29 @@ struct RmsNormArgs {
   bool accumulate = false;
 };
 
-// Of one of several norms of the same rows.
-struct NormTarget {
-  const Buffer* weight = nullptr;  // float [n_cols]
-  Buffer* out = nullptr;           // float [n_rows, n_cols]; not x
+// The norm that a product's input goes through first, as RmsNormArgs has it. A device may compute both as
+// one.
+struct InputNorm {
+  const Buffer* weight = nullptr;  // float [n_cols]; null: none
+  float epsilon = 0.0F;
+  Buffer* rows = nullptr;  // float [n_tokens, n_cols]: room for the rows after it, which may be left there
+  // A product before had the same input, tokens and norm: what it left in `rows` is there still.
+  bool was_before = false;
 };
 
-// The same with two weights, in one step where the device can.
-struct RmsNormsArgs {
-  const Buffer* x = nullptr;
-  NormTarget first;
-  NormTarget second;
-  float epsilon = 0.0F;
-  uint32_t n_rows = 0;
-  uint32_t n_cols = 0;
+// kGeluTanh: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))).
+enum class Activation : uint8_t { kSilu, kGeluTanh };
+
+// What a product ends with: of rows [gate; up], as many of each, activation(gate) * up.
+struct OutputGate {
+  Buffer* gate_up = nullptr;  // float [n_tokens, n_rows]: room for the product before; null: no gate
+  Activation activation = Activation::kSilu;
 };
 
 struct MatMulArgs {
   const Matrix* weight = nullptr;  // [n_rows, n_cols]
   const Buffer* input = nullptr;   // float [n_tokens, n_cols]
-  Buffer* output = nullptr;        // float [n_tokens, output_stride]
+  Buffer* output = nullptr;        // float [n_tokens, output_stride]; with a gate [n_tokens, n_rows / 2]
   const Buffer* bias = nullptr;    // float [n_rows] from bias_offset on; null: none
   uint32_t n_tokens = 0;
   uint32_t n_rows = 0;         // of the weight, from the first on; 0: all
@@ -61,10 +64,10 @@ struct MatMulArgs {
   uint32_t output_offset = 0;  // elements, of the first row's result
   uint32_t bias_offset = 0;    // elements
   bool accumulate = false;     // add to what is in output
+  InputNorm norm = {};
+  // Of a product of all rows that has no bias, is not added, and whose output has no stride or offset.
+  OutputGate gate = {};
 };
-
-// kGeluTanh: x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))).
-enum class Activation : uint8_t { kSilu, kGeluTanh };
 
 // out = activation(gate) * up. gate_up: float [n_tokens, 2 * n_ff]; out: float [n_tokens, n_ff].
 struct GatedUnitArgs {

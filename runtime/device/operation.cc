@@ -20,10 +20,10 @@ class OperandsOf {
 
   void operator()(EmbedArgs& a) { Matrices(a.table), Reads(a.step), Writes(a.out); }
   void operator()(RmsNormArgs& a) { Reads(a.x, a.weight), Writes(a.out); }
-  void operator()(RmsNormsArgs& a) {
-    Reads(a.x, a.first.weight, a.second.weight), Writes(a.first.out, a.second.out);
+  void operator()(MatMulArgs& a) {
+    Matrices(a.weight), Reads(a.input, a.bias, a.norm.weight);
+    Writes(a.output, a.norm.rows, a.gate.gate_up);
   }
-  void operator()(MatMulArgs& a) { Matrices(a.weight), Reads(a.input, a.bias), Writes(a.output); }
   void operator()(GatedUnitArgs& a) { Reads(a.gate_up), Writes(a.out); }
   void operator()(SigmoidGateArgs& a) { Reads(a.gate), Writes(a.values); }
   void operator()(GatherRowsArgs& a) { Reads(a.x, a.step), Writes(a.out); }
@@ -37,9 +37,11 @@ class OperandsOf {
   void operator()(GatedNormArgs& a) { Reads(a.weight, a.gate), Writes(a.values); }
   void operator()(RopeAndStoreOp& a) { Attention(a.args); }
   void operator()(AttendOp& a) { Attention(a.args); }
+  void operator()(AttendNewOp& a) { Attention(a.args); }
   void operator()(FinishAttentionOp& a) { Attention(a.args); }
   void operator()(RopeAndEncodeOp& a) { Slots(a.args); }
   void operator()(AttendSlotsOp& a) { Slots(a.args); }
+  void operator()(AttendNewSlotsOp& a) { Slots(a.args); }
   void operator()(EncodeRecordsArgs& a) { Reads(a.kv, a.space.constants), Writes(a.records); }
   void operator()(DecodeRecordsArgs& a) { Reads(a.records, a.space.constants), Writes(a.kv); }
   void operator()(ScoreArgs& a) {
@@ -91,7 +93,6 @@ std::string_view NameOf(const Operation& operation) {
       Overloads{
           [](const EmbedArgs&) { return "embed"; },
           [](const RmsNormArgs&) { return "rms_norm"; },
-          [](const RmsNormsArgs&) { return "rms_norms"; },
           [](const MatMulArgs& a) { return a.n_tokens == 1 ? "matvec" : "matmul"; },
           [](const GatedUnitArgs& a) { return a.activation == Activation::kSilu ? "swiglu" : "geglu"; },
           [](const SigmoidGateArgs&) { return "sigmoid_gate"; },
@@ -104,9 +105,11 @@ std::string_view NameOf(const Operation& operation) {
           [](const GatedNormArgs&) { return "gated_norm"; },
           [](const RopeAndStoreOp&) { return "rope_and_store"; },
           [](const AttendOp& a) { return a.args.window_tokens == 0 ? "attend" : "attend_window"; },
+          [](const AttendNewOp&) { return "attend_new"; },
           [](const FinishAttentionOp&) { return "finish_attention"; },
           [](const RopeAndEncodeOp&) { return "rope_and_encode"; },
           [](const AttendSlotsOp&) { return "attend_slots"; },
+          [](const AttendNewSlotsOp&) { return "attend_new_slots"; },
           [](const EncodeRecordsArgs&) { return "encode_records"; },
           [](const DecodeRecordsArgs&) { return "decode_records"; },
           [](const ScoreArgs&) { return "score_and_select"; },
@@ -125,6 +128,9 @@ OperationWork WorkIn(const Operation& operation) {
                               [](const AttendOp& a) {
                                 return OperationWork{WorkOf::kRows, a.args.n_tokens};
                               },
+                              [](const AttendNewOp& a) {
+                                return OperationWork{WorkOf::kRows, a.args.n_tokens};
+                              },
                               [](const FinishAttentionOp& a) {
                                 return OperationWork{WorkOf::kRows, a.args.n_tokens};
                               },
@@ -132,6 +138,9 @@ OperationWork WorkIn(const Operation& operation) {
                                 return OperationWork{WorkOf::kRows, a.args.attention.n_tokens};
                               },
                               [](const AttendSlotsOp& a) {
+                                return OperationWork{WorkOf::kRows, a.args.attention.n_tokens};
+                              },
+                              [](const AttendNewSlotsOp& a) {
                                 return OperationWork{WorkOf::kRows, a.args.attention.n_tokens};
                               },
                               [](const EncodeRecordsArgs& a) {

@@ -20,6 +20,9 @@ struct RopeAndStoreOp {
 struct AttendOp {
   AttentionArgs args;
 };
+struct AttendNewOp {
+  AttentionArgs args;
+};
 struct FinishAttentionOp {
   AttentionArgs args;
 };
@@ -27,6 +30,9 @@ struct RopeAndEncodeOp {
   SlotAttentionArgs args;
 };
 struct AttendSlotsOp {
+  SlotAttentionArgs args;
+};
+struct AttendNewSlotsOp {
   SlotAttentionArgs args;
 };
 struct SumWeightsOp {
@@ -38,10 +44,10 @@ struct AttentionMassOp {
 
 // What each does is said at CommandList's function of the same name.
 using Operation =
-    std::variant<EmbedArgs, RmsNormArgs, RmsNormsArgs, MatMulArgs, GatedUnitArgs, SigmoidGateArgs,
-                 GatherRowsArgs, CopyArgs, ChooseExpertsArgs, ExpertMatMulArgs, ShortConvolutionArgs,
-                 DeltaRuleArgs, GatedNormArgs, RopeAndStoreOp, AttendOp, FinishAttentionOp, RopeAndEncodeOp,
-                 AttendSlotsOp, EncodeRecordsArgs, DecodeRecordsArgs, ScoreArgs, ProjectKeysArgs, GramArgs,
+    std::variant<EmbedArgs, RmsNormArgs, MatMulArgs, GatedUnitArgs, SigmoidGateArgs, GatherRowsArgs, CopyArgs,
+                 ChooseExpertsArgs, ExpertMatMulArgs, ShortConvolutionArgs, DeltaRuleArgs, GatedNormArgs,
+                 RopeAndStoreOp, AttendOp, AttendNewOp, FinishAttentionOp, RopeAndEncodeOp, AttendSlotsOp,
+                 AttendNewSlotsOp, EncodeRecordsArgs, DecodeRecordsArgs, ScoreArgs, ProjectKeysArgs, GramArgs,
                  SumWeightsOp, AttentionMassOp, RateArgs>;
 
 // "matmul", "attend_slots": for profiles and messages.

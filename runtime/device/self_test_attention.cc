@@ -143,6 +143,56 @@ Result<std::string> CheckAttention(Device& device, const AttentionCase& c, bool 
   return run.Compare(expected, args.output, tolerance);
 }
 
+Result<std::string> CheckAttendNew(Device& device, const AttentionCase& c, bool halves) {
+  SelfTestRun run(device);
+  const RopeInputs in{.qkv = RandomFloats(c.qkv_stride(), 6),
+                      .angles = RandomFloats(c.head_dim, 8),
+                      .norms = RandomFloats(size_t{2} * c.head_dim, 9),
+                      .rotary_dim = c.head_dim - 16,
+                      .halves = halves};
+  std::vector<float> kv;
+  const std::vector<float> stored = MakeKv(c, kv);
+  std::vector<double> expected(size_t{c.n_heads()} * c.head_dim);
+  AttentionArgs args{.qkv = run.Floats(in.qkv),
+                     .step = run.Step(TokensOf(c)),
+                     .kv = run.Floats(stored),
+                     .kv_shape = c.kv_shape(),
+                     .n_heads = c.n_heads(),
+                     .n_tokens = 1,
+                     .angles = run.Floats(in.angles),
+                     .norms = run.Floats(in.norms),
+                     .norm_epsilon = in.epsilon,
+                     .rotary_dim = in.rotary_dim,
+                     .rope_halves = halves,
+                     .output = run.Poisoned(expected.size()),
+                     .window_tokens = c.window_tokens,
+                     .score_cap = c.score_cap};
+  args.scratch = run.Zeros(device.AttendScratchBytes(args));
+  run.Run([&](CommandList& list) { return list.AttendNew(args); });
+
+  std::vector<double> rows(in.qkv.begin(), in.qkv.end());
+  for (uint32_t h = 0; h < c.n_heads() + 2 * AttentionCase::kKvHeads; ++h) {
+    double* head = &rows[size_t{h} * c.head_dim];
+    const bool is_value = h >= c.n_heads() + AttentionCase::kKvHeads;
+    if (!is_value) NormAndRotate(in, c.head_dim, 0, h >= c.n_heads(), head);
+    if (h < c.n_heads()) continue;
+    const uint32_t kv_head = (h - c.n_heads()) % AttentionCase::kKvHeads;
+    const size_t entry = EntryBegin(c, AttentionCase::kSequences - 1, kv_head, is_value ? 1 : 0, c.position);
+    for (uint32_t i = 0; i < c.head_dim; ++i) kv[entry + i] = static_cast<float>(head[i]);
+  }
+  const std::vector<float> queries(rows.begin(), rows.end());
+  for (uint32_t h = 0; h < c.n_heads(); ++h) {
+    AttendRow(c, &queries[size_t{h} * c.head_dim], kv, h / c.group, c.position,
+              &expected[size_t{h} * c.head_dim]);
+  }
+  if (!run.status().ok()) return run.Compare({}, args.output, 0.0);
+  const std::vector<float> found_kv = DecodeKv(c.type, run.Bytes(args.kv, c.kv_shape().size_bytes()));
+  const double tolerance = c.type == KvType::kF16 ? 1e-3 : 2e-4;  // halves may be rounded to either neighbour
+  const auto kept = run.Compare(std::vector<double>(kv.begin(), kv.end()), found_kv, tolerance);
+  if (!kept.ok()) return Status(kept.status().code(), "KV: " + kept.status().message());
+  return run.Compare(expected, args.output, tolerance);
+}
+
 Result<std::string> CheckRope(Device& device, const AttentionCase& c, bool halves) {
   SelfTestRun run(device);
   const RopeInputs in{.qkv = RandomFloats(size_t{c.n_tokens} * c.qkv_stride(), 7),

@@ -33,6 +33,8 @@ struct AttentionCase {
 // changes no average. `tolerance`: a part of the largest value, more where a device rounds.
 Result<std::string> CheckAttention(Device& device, const AttentionCase& c, bool in_parts,
                                    double tolerance = 2e-4);
+// AttendNew, of one token. `halves`: which elements are rotated together.
+Result<std::string> CheckAttendNew(Device& device, const AttentionCase& c, bool halves);
 // RopeAndStore. `halves`: which elements are rotated together.
 Result<std::string> CheckRope(Device& device, const AttentionCase& c, bool halves);
 

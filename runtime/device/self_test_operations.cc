@@ -71,10 +71,10 @@ namespace {
 constexpr uint32_t kNormRows = 3;
 constexpr float kNormEpsilon = 1e-3F;
 
-std::vector<double> ExpectedNorm(std::span<const float> x, std::span<const float> weight) {
+std::vector<double> ExpectedNorm(std::span<const float> x, std::span<const float> weight, size_t n_rows) {
   const size_t n_cols = weight.size();
   std::vector<double> expected(x.size());
-  for (size_t r = 0; r < kNormRows; ++r) {
+  for (size_t r = 0; r < n_rows; ++r) {
     double sum = 0.0;
     for (size_t c = 0; c < n_cols; ++c) sum += double{x[r * n_cols + c]} * x[r * n_cols + c];
     const double scale = 1.0 / std::sqrt(sum / static_cast<double>(n_cols) + kNormEpsilon);
@@ -95,21 +95,32 @@ Result<std::string> CheckRmsNorm(Device& device, uint32_t n_cols) {
   run.Run([&](CommandList& list) {
     return list.RmsNorm(*in, *factors, kNormEpsilon, kNormRows, n_cols, output);
   });
-  return run.Compare(ExpectedNorm(x, weight), output, kSelfTestTolerance);
+  return run.Compare(ExpectedNorm(x, weight, kNormRows), output, kSelfTestTolerance);
 }
 
-Result<std::string> CheckRmsNorms(Device& device, uint32_t n_cols) {
+Result<std::string> CheckGatedProduct(Device& device, TensorType type, uint32_t n_ff, uint32_t n_cols) {
   SelfTestRun run(device);
-  const std::vector<float> x = RandomFloats(size_t{kNormRows} * n_cols, 1);
-  const std::vector<float> weight = RandomFloats(n_cols, 2);
-  const std::vector<float> other_weight = RandomFloats(n_cols, 3);
-  const NormTarget first{run.Floats(weight), run.Poisoned(x.size())};
-  const NormTarget second{run.Floats(other_weight), run.Poisoned(x.size())};
-  const Buffer* in = run.Floats(x);
-  run.Run(
-      [&](CommandList& list) { return list.RmsNorms(*in, first, second, kNormEpsilon, kNormRows, n_cols); });
-  KVRUN_RETURN_IF_ERROR(run.Compare(ExpectedNorm(x, weight), first.out, kSelfTestTolerance).status());
-  return run.Compare(ExpectedNorm(x, other_weight), second.out, kSelfTestTolerance);
+  const uint32_t n_rows = 2 * n_ff;
+  const std::vector<std::byte> data = RandomTensor(type, size_t{n_rows} * n_cols, 1);
+  const std::vector<float> weights = Decode(type, data, size_t{n_rows} * n_cols);
+  const std::vector<float> input = RandomFloats(n_cols, 2);
+  const std::vector<float> norm = RandomFloats(n_cols, 3);
+  const MatMulArgs args{.weight = run.Weights(type, n_rows, n_cols, data),
+                        .input = run.Floats(input),
+                        .output = run.Poisoned(n_ff),
+                        .n_tokens = 1,
+                        .norm = {run.Floats(norm), kNormEpsilon, run.Poisoned(n_cols)},
+                        .gate = {run.Poisoned(n_rows), Activation::kSilu}};
+  run.Run([&](CommandList& list) { return list.MatMul(args); });
+
+  const std::vector<double> x = ExpectedNorm(input, norm, 1);
+  std::vector<double> rows(n_rows);
+  for (size_t r = 0; r < n_rows; ++r) {
+    for (size_t c = 0; c < n_cols; ++c) rows[r] += double{weights[r * n_cols + c]} * x[c];
+  }
+  std::vector<double> expected;
+  for (size_t i = 0; i < n_ff; ++i) expected.push_back(rows[i] / (1.0 + std::exp(-rows[i])) * rows[n_ff + i]);
+  return run.Compare(expected, args.output, kSelfTestTolerance);
 }
 
 Result<std::string> CheckSwiGlu(Device& device, uint32_t n_ff) {

@@ -26,7 +26,8 @@ Result<std::string> CheckMatMul(Device& device, TensorType type, uint32_t n_rows
                                 uint32_t n_tokens, double tolerance = kSelfTestTolerance);
 Result<std::string> CheckEmbed(Device& device, TensorType type);
 Result<std::string> CheckRmsNorm(Device& device, uint32_t n_cols);
-Result<std::string> CheckRmsNorms(Device& device, uint32_t n_cols);
+// Of one token, with a norm before and a gate after it: n_ff gates.
+Result<std::string> CheckGatedProduct(Device& device, TensorType type, uint32_t n_ff, uint32_t n_cols);
 Result<std::string> CheckSwiGlu(Device& device, uint32_t n_ff);
 Result<std::string> CheckGather(Device& device);
 

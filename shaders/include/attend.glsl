@@ -1,14 +1,31 @@
 // What both attention kernels share: bindings, and which rows and positions a tile covers. Constants of each: HAS_CAP,
 // whether scores have one; HAS_WINDOW, whether rows attend to the newest window_tokens entries alone, in a ring.
+//
+// Macro NEW_ENTRY: rows are no prompt's; the kernel itself rotates queries, and rotates and stores what is new of K and V.
 #include "include/read_only.glsl"
+#ifdef NEW_ENTRY
+layout(push_constant) uniform Params { AttendParams p; NewEntryParams entry; };
+#else
 layout(push_constant) uniform Params { AttendParams p; };
+#endif
 READ_ONLY(0, qkv)
 // KvShape: [n_sequences, n_kv_heads, 2, n_ctx, head_dim], from first_stream on; f16 entries are two to a word.
 READ_ONLY(1, kv)
 layout(set = 0, binding = 2, std430) writeonly buffer Output { float result[]; };
 // [n_tokens * n_heads, n_splits, head_dim + 2], see combine_splits.comp.
+#ifdef NEW_ENTRY
+layout(set = 0, binding = 3, std430) coherent buffer Scratch { uint scratch[]; };
+// [n_tokens, rotary_dim / 2]: cosine and sine of the row's angle, times the magnitude.
+READ_ONLY(4, angles)
+// q_norm [head_dim], k_norm [head_dim].
+READ_ONLY(5, norms)
+layout(set = 0, binding = 6, std430) writeonly buffer NewKv { uint new_kv[]; };  // kv, to be written
+layout(set = 0, binding = 7, std430) coherent buffer Counters { uint counters[]; };
+layout(set = 0, binding = 8, std140) uniform Step { StepParams stepp; };
+#else
 layout(set = 0, binding = 3, std430) writeonly buffer Scratch { float scratch[]; };
 layout(set = 0, binding = 4, std140) uniform Step { StepParams stepp; };
+#endif
 
 const float kMasked = -1e30;
 #include "include/score_cap.glsl"

@@ -74,6 +74,11 @@ void BeginRows() {
   }
 }
 
+// A number of a part.
+#ifndef PUT_PART
+#define PUT_PART(at, value) result[at] = value
+#endif
+
 void WriteRows(uint token, uint kv_head, uint row_begin, uint split) {
   const uint lane = gl_LocalInvocationIndex;
   const uint group = p.n_heads / p.n_kv_heads;
@@ -86,20 +91,24 @@ void WriteRows(uint token, uint kv_head, uint row_begin, uint split) {
   [[unroll]] for (uint r = 0; r < ROWS; ++r) {
     if (row_begin + r < group && lane < SUM_VECTORS) {
       const uint row = token * p.n_heads + HeadOf(kv_head, row_begin + r);
-      const uint to = KeepsParts() ? PartOf(row, split) * (HEAD_DIM + 2) : row * HEAD_DIM;
-      const float factor = KeepsParts() ? 1.0 : 1.0 / weight[r];
+      const uint part = PartOf(row, split) * (HEAD_DIM + 2);
       [[unroll]] for (uint v = 0; v < MAX_VECTORS_PER_LANE; ++v) {
         if (v < VECTORS_PER_LANE) {
           [[unroll]] for (uint h = 0; h < SUM_PARTS; ++h) {
             [[unroll]] for (uint i = 0; i < 4; ++i) {
-              result[to + (v * LANES + lane) * SUM_DIMS + h * 4 + i] = sums[r][v][h][i] * factor;
+              const uint dim = (v * LANES + lane) * SUM_DIMS + h * 4 + i;
+              if (KeepsParts()) {
+                PUT_PART(part + dim, sums[r][v][h][i]);
+              } else {
+                result[row * HEAD_DIM + dim] = sums[r][v][h][i] / weight[r];
+              }
             }
           }
         }
       }
       if (KeepsParts() && lane == 0) {
-        result[to + HEAD_DIM] = maximum[r];
-        result[to + HEAD_DIM + 1] = weight[r];
+        PUT_PART(part + HEAD_DIM, maximum[r]);
+        PUT_PART(part + HEAD_DIM + 1, weight[r]);
       }
     }
   }

@@ -8,6 +8,8 @@
 //   HALVES is defined where columns 0 to 15 and 16 to 31 of a block each have their own scale.
 //   AFFINE_BLOCKS is defined where a weight is scale * quant + offset with one scale and offset per block: then
 //   vec4 BlockQuants(block, quants, j) gives the quants, so that a dot product is scaled once per block.
+//   But for FLOAT_WEIGHTS, RawQuants(block, quants, j) gives what of a weight is least work: with RawScale(block, half),
+//   of one half of a block's columns, it is .x times that plus .y.
 
 READ_ONLY(0, packed)
 
@@ -189,6 +191,34 @@ vec4 BlockQuants(Block b, uvec4 quants, uint j) {
 #endif
 #endif
 }
+
+#if defined(WEIGHT_Q4_0) || defined(WEIGHT_Q4_1) || defined(WEIGHT_Q4_K)
+// 1 + quant / 16, whose bits need no conversion of a whole number.
+vec4 RawQuants(Block b, uvec4 quants, uint j) {
+  const uint w = quants[j / 2];
+  uvec4 bits;
+  if (j % 2 == 0) {
+    bits = uvec4(w << 19, w << 15, w << 11, w << 7);
+  } else {
+    bits = uvec4(w << 3, w >> 1, w >> 5, w >> 9);
+  }
+  return uintBitsToFloat((bits & 0x00780000u) | 0x3f800000u);
+}
+vec2 RawScale(Block b, uint half_block) { return vec2(16.0 * b.scale, b.offset - 16.0 * b.scale); }
+#elif !defined(FLOAT_WEIGHTS)
+vec4 RawQuants(Block b, uvec4 quants, uint j) { return BlockQuants(b, quants, j); }
+vec2 RawScale(Block b, uint half_block) {
+#if defined(WEIGHT_Q2_K)
+  return vec2(b.scale[half_block], b.offset[half_block]);
+#elif defined(WEIGHT_Q3_K)
+  return vec2(b.scale[half_block], -4.0 * b.scale[half_block]);
+#elif defined(WEIGHT_Q6_K)
+  return vec2(b.scale[half_block], -32.0 * b.scale[half_block]);
+#else
+  return vec2(b.scale, b.offset);
+#endif
+}
+#endif
 
 vec4 BlockWeights(Block b, uvec4 quants, uint j) {
   const vec4 q = BlockQuants(b, quants, j);

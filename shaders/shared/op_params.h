@@ -41,7 +41,14 @@ struct MatMulParams {
   uint bias_offset;
   uint has_bias;
   uint accumulate;
+  float norm_epsilon;
 };
+
+// Of a product's gate.
+#define KVRUN_GATE_SILU 1
+#define KVRUN_GATE_GELU 2
+// The most invocations of a workgroup of matvec.comp.
+#define KVRUN_MATVEC_LOCAL_SIZE 512
 
 struct RmsNormParams {
   uint n_rows;
@@ -84,6 +91,18 @@ struct AttendParams {
   uint window_tokens;  // with HAS_WINDOW: the entries lie in a ring of n_ctx
   float score_cap;     // with HAS_CAP
 };
+
+// Of a step's newest entries, which a kernel of attention rotates and stores itself: behind AttendParams.
+struct NewEntryParams {
+  uint rotary_dim;
+  uint rope_halves;
+  uint has_qk_norm;
+  float norm_epsilon;
+};
+// Words in which workgroups that share something count themselves.
+#define KVRUN_WORKGROUP_COUNTERS 1024
+// The largest head of a kernel that takes new entries.
+#define KVRUN_MAX_NEW_HEAD_DIM 256
 
 struct CombineParams {
   uint n_rows;  // n_tokens * n_heads

@@ -88,7 +88,8 @@ struct AttendSourcesParams {
   uint keeps_parts;  // scratch is written; else the output, which one part makes
   uint qkv_stride;
   float scale;
-  float score_cap;  // with HAS_CAP
+  float score_cap;   // with HAS_CAP
+  uint means_begin;  // with IN_SPACE: elements
 };
 
 struct RecordCopyParams {

@@ -81,7 +81,6 @@ TEST(Doctor, ABrokenKernelIsCaughtByTheTestThatNamesIt) {
     const bool merges = plan.use_subgroup_shuffle && plan.subgroup_width >= 8 &&
                         plan.max_storage_buffers >= kAttendSourcesBuffers;
     if (merges) ExpectCaught(**device, checks, "attend_sources");
-    if (plan.max_storage_buffers >= kRmsNormsBuffers) ExpectCaught(**device, checks, "rms_norms");
     const bool rotates = plan.max_storage_buffers >= kRotateProjectBuffers;
     ExpectCaught(**device, checks, rotates ? "rotate_project_query" : "project_query");
     const bool projects = MayProjectInScores(plan, (*device)->is_cpu());

@@ -1,6 +1,8 @@
 // Matrix products and embeddings of every tensor type, against the scalar reference.
 #include <array>
 #include <cmath>
+#include <numbers>
+#include <optional>
 
 #include "runtime/device/vulkan/kernel_plan.h"
 #include "tests/support/operations_fixture.h"
@@ -145,6 +147,98 @@ TEST_P(MatMulTest, EveryTypeAndShape) {
       for (const uint32_t n_cols : ColumnCounts(type)) {
         for (const uint32_t n_rows : kRowCounts) {
           CheckProducts(*device, type, n_cols, {&n_rows, 1}, kTokenCounts, variation++);
+        }
+      }
+    }
+  }
+}
+
+// What a product of norm and gate should be; n_rows of the weight, the first half of which gates the second.
+struct EndsCase {
+  TensorType type;
+  uint32_t n_cols;
+  uint32_t n_rows;
+  uint32_t n_tokens;
+  bool has_norm;
+  std::optional<Activation> gate;
+  bool has_bias = false;  // beside the norm's weights
+};
+
+double ActivationOf(Activation activation, double x) {
+  if (activation == Activation::kSilu) return x / (1.0 + std::exp(-x));
+  return x / 2 * (1.0 + std::tanh(std::sqrt(2.0 / std::numbers::pi) * (x + 0.044715 * x * x * x)));
+}
+
+std::vector<double> ProductWithEnds(const EndsCase& c, const ReferenceMatrix& weight,
+                                    std::span<const float> input, std::span<const float> constants,
+                                    double epsilon) {
+  std::vector<double> output;
+  for (size_t t = 0; t < c.n_tokens; ++t) {
+    double squares = 0.0;
+    for (size_t i = 0; i < c.n_cols; ++i) squares += std::pow(double{input[t * c.n_cols + i]}, 2);
+    const double factor = c.has_norm ? 1.0 / std::sqrt(squares / c.n_cols + epsilon) : 1.0;
+    std::vector<double> rows(c.n_rows);
+    for (size_t r = 0; r < c.n_rows; ++r) {
+      for (size_t i = 0; i < c.n_cols; ++i) {
+        rows[r] += weight.values[r * c.n_cols + i] * factor * input[t * c.n_cols + i] *
+                   (c.has_norm ? constants[i] : 1.0);
+      }
+      if (c.has_bias) rows[r] += constants[c.n_cols + r];
+    }
+    if (!c.gate) output.insert(output.end(), rows.begin(), rows.end());
+    for (size_t r = 0; c.gate && r < c.n_rows / 2; ++r)
+      output.push_back(ActivationOf(*c.gate, rows[r]) * rows[c.n_rows / 2 + r]);
+  }
+  return output;
+}
+
+void CheckEnds(Device& device, const EndsCase& c) {
+  constexpr float kEpsilon = 1e-2F;
+  SelfTestRun run(device);
+  const std::vector<std::byte> data = RandomTensor(c.type, size_t{c.n_rows} * c.n_cols, 1);
+  const MatrixSource source{.data = data, .n_rows = c.n_rows};
+  const ReferenceMatrix reference(c.type, c.n_cols, {&source, 1});
+  const std::vector<float> input = RandomFloats(size_t{c.n_tokens} * c.n_cols, 2);
+  const std::vector<float> constants = RandomFloats(size_t{c.n_cols} + c.n_rows, 3);
+  const std::vector<double> wanted = ProductWithEnds(c, reference, input, constants, kEpsilon);
+  const Buffer* buffer = run.Floats(constants);
+  MatMulArgs args{.weight = run.Weights(c.type, c.n_rows, c.n_cols, data),
+                  .input = run.Floats(input),
+                  .output = PoisonedBuffer(run, Untouched(wanted.size())),
+                  .n_tokens = c.n_tokens};
+  if (c.has_norm) args.norm = {buffer, kEpsilon, run.Poisoned(input.size())};
+  if (c.gate) args.gate = {run.Poisoned(size_t{c.n_tokens} * c.n_rows), *c.gate};
+  if (c.has_bias) args.bias = buffer, args.bias_offset = c.n_cols;
+  run.Run([&](CommandList& list) { return list.MatMul(args); });
+  // In proportion to what is added: weights and inputs are about 1.
+  double largest = 0.0;
+  for (const double value : wanted) largest = std::max(largest, std::abs(value));
+  const std::vector<double> tolerance(wanted.size(), largest * (c.n_cols + 64) * 4 * kRoundoff);
+  EXPECT_TRUE(IsClose(run, args.output, wanted, tolerance))
+      << device.info().name << ", " << TensorTypeName(c.type) << ", " << c.n_rows << " x " << c.n_cols << ", "
+      << c.n_tokens << " tokens" << (c.has_norm ? ", norm" : "") << (c.gate ? ", gate" : "")
+      << (c.has_bias ? ", bias" : "");
+}
+
+// Rows of the gate that are no whole workgroup's, columns that are no whole chunk and more than one tile has.
+TEST_P(MatMulTest, NormsBeforeAndGatesAfter) {
+  for (Device* device : devices_) {
+    // Kernels of CPUs take a second each to compile, and decode as those without norms.
+    const bool has_all = IsHost(GetParam()) || GetParam() == DeviceMode::kGpu;
+    for (const TensorType type : kTypes) {
+      if (!has_all && type != TensorType::kF32 && type != TensorType::kQ4_0 && type != TensorType::kQ6_K)
+        continue;
+      const uint32_t elements = GetTensorType(type).block_elements;
+      std::vector<uint32_t> columns = {elements == 1 ? 67U : 3 * elements};
+      if (type == TensorType::kQ4_0 || type == TensorType::kQ6_K)
+        columns.push_back(elements == 32 ? 2336 : 2560);
+      if (elements == 1) columns.push_back(72);
+      for (const uint32_t n_cols : columns) {
+        for (const uint32_t n_tokens : {1U, 3U}) {
+          CheckEnds(*device, {type, n_cols, 70, n_tokens, true, std::nullopt});
+          CheckEnds(*device, {type, n_cols, 70, n_tokens, true, std::nullopt, true});
+          CheckEnds(*device, {type, n_cols, 2 * 45, n_tokens, true, Activation::kSilu});
+          CheckEnds(*device, {type, n_cols, 2 * 32, n_tokens, false, Activation::kGeluTanh});
         }
       }
     }

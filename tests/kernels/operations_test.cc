@@ -45,37 +45,6 @@ TEST_P(RowOperationsTest, RmsNorm) {
   }
 }
 
-TEST_P(RowOperationsTest, RmsNormsOfTwoWeightsAreEachAsAlone) {
-  constexpr uint32_t kRows = 5;
-  constexpr float kEpsilon = 1e-2F;
-  for (Device* device : devices_) {
-    for (const uint32_t n_cols : kColumnCounts) {
-      SelfTestRun run(*device);
-      const std::vector<float> x = RandomFloats(size_t{kRows} * n_cols, n_cols);
-      const Buffer* source = run.Floats(x);
-      std::vector<NormTarget> alone;
-      std::vector<NormTarget> together;
-      for (const uint32_t seed : {1U, 2U}) {
-        const Buffer* weight = run.Floats(RandomFloats(n_cols, n_cols + seed));
-        alone.push_back({weight, PoisonedBuffer(run, Untouched(x.size()))});
-        together.push_back({weight, PoisonedBuffer(run, Untouched(x.size()))});
-      }
-      run.Run([&](CommandList& list) {
-        return list.RmsNorms(*source, together[0], together[1], kEpsilon, kRows, n_cols);
-      });
-      for (size_t i = 0; i < 2; ++i) {
-        run.Run([&](CommandList& list) {
-          return list.RmsNorm(*source, *alone[i].weight, kEpsilon, kRows, n_cols, alone[i].out);
-        });
-        ASSERT_TRUE(run.status().ok()) << run.status().message();
-        const uint64_t n_bytes = (x.size() + kBeyond) * sizeof(float);
-        EXPECT_EQ(run.Bytes(together[i].out, n_bytes), run.Bytes(alone[i].out, n_bytes))
-            << n_cols << " columns";
-      }
-    }
-  }
-}
-
 TEST_P(RowOperationsTest, SwiGlu) {
   constexpr uint32_t kTokens = 3;
   for (Device* device : devices_) {

@@ -63,10 +63,9 @@ struct BuffersOf {
 
   Buffers operator()(const EmbedArgs& a) const { return {a.step, a.out}; }
   Buffers operator()(const RmsNormArgs& a) const { return {a.x, a.weight, a.out}; }
-  Buffers operator()(const RmsNormsArgs& a) const {
-    return {a.x, a.first.weight, a.first.out, a.second.weight, a.second.out};
+  Buffers operator()(const MatMulArgs& a) const {
+    return {a.input, a.output, a.bias, a.norm.weight, a.norm.rows, a.gate.gate_up};
   }
-  Buffers operator()(const MatMulArgs& a) const { return {a.input, a.output, a.bias}; }
   Buffers operator()(const GatedUnitArgs& a) const { return {a.gate_up, a.out}; }
   Buffers operator()(const SigmoidGateArgs& a) const { return {a.gate, a.values}; }
   Buffers operator()(const GatherRowsArgs& a) const { return {a.x, a.step, a.out}; }
@@ -82,9 +81,11 @@ struct BuffersOf {
   Buffers operator()(const GatedNormArgs& a) const { return {a.values, a.weight, a.gate}; }
   Buffers operator()(const RopeAndStoreOp& a) const { return Of(a.args); }
   Buffers operator()(const AttendOp& a) const { return Of(a.args); }
+  Buffers operator()(const AttendNewOp& a) const { return Of(a.args); }
   Buffers operator()(const FinishAttentionOp& a) const { return Of(a.args); }
   Buffers operator()(const RopeAndEncodeOp& a) const { return Of(a.args); }
   Buffers operator()(const AttendSlotsOp& a) const { return Of(a.args); }
+  Buffers operator()(const AttendNewSlotsOp& a) const { return Of(a.args); }
   Buffers operator()(const EncodeRecordsArgs& a) const { return {a.kv, a.space.constants, a.records}; }
   Buffers operator()(const DecodeRecordsArgs& a) const { return {a.records, a.space.constants, a.kv}; }
   Buffers operator()(const ScoreArgs& a) const {

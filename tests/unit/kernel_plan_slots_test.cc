@@ -200,11 +200,11 @@ bool IsMerged(const DevicePlan& plan, const SlotAttentionArgs& args) {
 TEST(KernelPlanSlots, SourcesHaveOneDispatch) {
   SlotAttentionArgs args = SourcesOf({kMixed, kMixed, kMixed, kHalves});
   args.sources[1].shape.has_biases = args.sources[3].shape.has_biases = true;
-  const AttendSlotsPlan plan = PlanAttendSlots(WithBuffers(8, 10), true, args);
+  const AttendSlotsPlan plan = PlanAttendSlots(WithBuffers(8, kAttendSourcesBuffers), true, args);
   ASSERT_TRUE(plan.merged.has_value());
   const KernelChoice& kernel = plan.merged->choice.kernel;
   EXPECT_EQ(kernel.variant, "attend_sources3_int8_int4_subgroup");
-  EXPECT_EQ(kernel.constants, (std::vector<uint32_t>{8, 64, 8, 4, 0b1010}));
+  EXPECT_EQ(kernel.constants, (std::vector<uint32_t>{8, 64, 8, 4, 0b1010, 0}));
   // As many as the entries of all have blocks for: 1600 / 128, but at most 24 workgroups.
   EXPECT_EQ(plan.merged->choice.n_splits, 8U);
   EXPECT_EQ(kernel.groups, (std::array<uint32_t, 3>{3, 8, 1}));
@@ -213,7 +213,7 @@ TEST(KernelPlanSlots, SourcesHaveOneDispatch) {
   EXPECT_EQ(plan.scratch_floats, uint64_t{9} * 8 * (64 + 2));
   for (uint32_t place = 0; place < kMaxSlotSources; ++place) EXPECT_EQ(plan.merged->places.at(place), place);
   // A GPU's parts are smaller: 1600 / 32.
-  EXPECT_EQ(PlanAttendSlots(WithBuffers(8, 10), false, args).n_parts, 50U);
+  EXPECT_EQ(PlanAttendSlots(WithBuffers(8, kAttendSourcesBuffers), false, args).n_parts, 50U);
 }
 
 // Whatever has no slots has no place; the last has the last one.
@@ -221,16 +221,16 @@ TEST(KernelPlanSlots, SourcesHavePlaces) {
   SlotAttentionArgs args = SourcesOf({kMixed, {KvType::kF32, KvType::kF32}, kMixed, kHalves});
   args.sources[1].shape.n_slots = 0;
   args.sources[2].shape.has_biases = true;
-  const AttendSlotsPlan three = PlanAttendSlots(WithBuffers(8, 10), true, args);
+  const AttendSlotsPlan three = PlanAttendSlots(WithBuffers(8, kAttendSourcesBuffers), true, args);
   ASSERT_TRUE(three.merged.has_value());
   EXPECT_EQ(three.merged->places, (std::array<std::optional<uint32_t>, 4>{0U, 2U, std::nullopt, 3U}));
-  EXPECT_EQ(three.merged->choice.kernel.constants, (std::vector<uint32_t>{8, 64, 8, 3, 0b0010}));
+  EXPECT_EQ(three.merged->choice.kernel.constants, (std::vector<uint32_t>{8, 64, 8, 3, 0b0010, 0}));
   args.sources[0].shape.n_slots = 0;
-  const AttendSlotsPlan two = PlanAttendSlots(WithBuffers(8, 10), true, args);
+  const AttendSlotsPlan two = PlanAttendSlots(WithBuffers(8, kAttendSourcesBuffers), true, args);
   ASSERT_TRUE(two.merged.has_value());
   EXPECT_EQ(two.merged->places, (std::array<std::optional<uint32_t>, 4>{2U, std::nullopt, std::nullopt, 3U}));
   args.sources[2].shape.n_slots = 0;
-  const AttendSlotsPlan one = PlanAttendSlots(WithBuffers(8, 10), true, args);
+  const AttendSlotsPlan one = PlanAttendSlots(WithBuffers(8, kAttendSourcesBuffers), true, args);
   EXPECT_FALSE(one.merged.has_value());
   EXPECT_EQ(one.sources[3].choice.kernel.variant, "attend_slots3_f16_subgroup");
 }
@@ -239,7 +239,7 @@ TEST(KernelPlanSlots, SourcesHavePlaces) {
 TEST(KernelPlanSlots, FewEntriesOfSourcesNeedNoParts) {
   SlotAttentionArgs args = SourcesOf({kMixed, kHalves});
   for (SlotSource& source : args.sources) source.shape.table_slots = 16;
-  const AttendSlotsPlan plan = PlanAttendSlots(WithBuffers(8, 10), true, args);
+  const AttendSlotsPlan plan = PlanAttendSlots(WithBuffers(8, kAttendSourcesBuffers), true, args);
   ASSERT_TRUE(plan.merged.has_value());
   EXPECT_EQ(plan.n_parts, 1U);
   EXPECT_FALSE(plan.keeps_parts);
@@ -247,12 +247,12 @@ TEST(KernelPlanSlots, FewEntriesOfSourcesNeedNoParts) {
 }
 
 TEST(KernelPlanSlots, WhatIsNotMerged) {
-  const DevicePlan plan = WithBuffers(8, 10);
+  const DevicePlan plan = WithBuffers(8, kAttendSourcesBuffers);
   EXPECT_TRUE(IsMerged(plan, SourcesOf({kMixed, kMixed, kHalves})));
   EXPECT_TRUE(IsMerged(plan, SourcesOf({kHalves, kHalves})));
-  EXPECT_FALSE(IsMerged(WithBuffers(8, 9), SourcesOf({kMixed, kHalves})));
-  EXPECT_FALSE(IsMerged(WithBuffers(4, 10), SourcesOf({kMixed, kHalves})));  // too narrow
-  EXPECT_FALSE(IsMerged(WithBuffers(0, 10), SourcesOf({kMixed, kHalves})));
+  EXPECT_FALSE(IsMerged(WithBuffers(8, kAttendSourcesBuffers - 1), SourcesOf({kMixed, kHalves})));
+  EXPECT_FALSE(IsMerged(WithBuffers(4, kAttendSourcesBuffers), SourcesOf({kMixed, kHalves})));  // too narrow
+  EXPECT_FALSE(IsMerged(WithBuffers(0, kAttendSourcesBuffers), SourcesOf({kMixed, kHalves})));
   EXPECT_FALSE(IsMerged(plan, SourcesOf({kMixed, kHalves}, 80)));  // no subgroup's
   EXPECT_FALSE(IsMerged(plan, SourcesOf({kHalves})));
   EXPECT_FALSE(IsMerged(plan, SourcesOf({kMixed, kMixed})));

@@ -8,6 +8,7 @@
 
 #include "platform/base/units.h"
 #include "runtime/device/vulkan/shader_library.h"
+#include "shaders/shared/op_params.h"
 
 namespace kvrun {
 namespace {
@@ -41,34 +42,42 @@ constexpr MatMulCase kMatMulCases[] = {{1, 32, 1},       {576, 576, 1},     {576
                                        {151936, 896, 1}, {49152, 576, 16},  {3072, 576, 512}, {33, 5, 3},
                                        {14336, 4096, 2}, {128256, 4096, 4}, {1, 1, 17}};
 
-void CheckMatMul(const DevicePlan& plan, bool is_cpu, TensorType type, const MatMulCase& c) {
-  const KernelChoice choice = ChooseMatMul(plan, is_cpu, type, c.n_rows, c.n_cols, c.n_tokens);
+// Every row is somebody's, and no workgroup is idle.
+void CheckRows(const KernelChoice& choice, uint32_t n_rows, uint32_t group_rows) {
+  EXPECT_GE(uint64_t{choice.groups[0]} * group_rows, n_rows);
+  EXPECT_LT((choice.groups[0] - 1) * uint64_t{group_rows}, n_rows);
+}
+
+void CheckMatVec(const DevicePlan& plan, const KernelChoice& choice, const MatMulCase& c, uint32_t gate) {
+  const uint32_t splits = choice.constants[0];
+  const uint32_t local_size = choice.constants[3];
+  EXPECT_EQ(local_size, splits * KVRUN_ROW_INTERLEAVE);
+  EXPECT_LE(local_size, std::min<uint32_t>(plan.max_workgroup_invocations, KVRUN_MATVEC_LOCAL_SIZE));
+  EXPECT_LE(splits, CeilDiv(c.n_cols, 32U));  // they divide blocks of columns
+  const bool has_two = choice.variant.starts_with("matvec2_");
+  EXPECT_TRUE(has_two || gate == 0);
+  CheckRows(choice, c.n_rows, KVRUN_ROW_INTERLEAVE * (has_two && gate == 0 ? 2 : 1));
+}
+
+void CheckMatMul(const DevicePlan& plan, bool is_cpu, TensorType type, const MatMulCase& c, uint32_t gate) {
+  const KernelChoice choice =
+      ChooseMatMul(plan, is_cpu, type, c.n_rows, c.n_cols, c.n_tokens, {.has_norm = gate != 0, .gate = gate});
   SCOPED_TRACE(choice.variant + ", " + std::to_string(c.n_rows) + " rows");
   EXPECT_NE(FindShader(choice.variant), nullptr);
-  ASSERT_EQ(choice.constants.size(), 4U);
-  const auto [lanes, splits, vector_input, local_size] =
-      std::array{choice.constants[0], choice.constants[1], choice.constants[2], choice.constants[3]};
-  EXPECT_EQ(lanes, plan.use_subgroup_shuffle ? plan.subgroup_width : 32U);
-  EXPECT_EQ(vector_input, c.n_cols % 4 == 0 ? 1U : 0U);
-  EXPECT_LE(local_size, std::min(plan.max_workgroup_invocations, 128U));  // shared memory holds 128 sums
-  EXPECT_EQ(local_size % (lanes * splits), 0U);
-  // Every row and token is somebody's, and no workgroup is idle.
-  const uint32_t row_tiles = local_size / lanes / splits;
-  const uint64_t lanes_of_rows = uint64_t{choice.groups[0]} * row_tiles * lanes;
-  const uint32_t rows_per_lane = choice.variant.starts_with("matvec1_") ? 1 : 4;
-  if (!choice.variant.starts_with("matvec_")) {
-    EXPECT_GE(lanes_of_rows * rows_per_lane, c.n_rows);
-    EXPECT_LT((choice.groups[0] - 1) * uint64_t{row_tiles} * lanes * rows_per_lane, c.n_rows);
-  } else {
-    EXPECT_GE(lanes_of_rows * 8, c.n_rows);
-  }
+  ASSERT_EQ(choice.constants.size(), 5U);
+  EXPECT_EQ(choice.constants[1], gate != 0 ? 1U : 0U);
+  EXPECT_EQ(choice.constants[2], c.n_cols % 4 == 0 ? 1U : 0U);
+  EXPECT_EQ(choice.constants[4], gate);
   EXPECT_LE(choice.groups[0], plan.max_workgroup_count_x);
   EXPECT_LE(choice.groups[1], plan.max_workgroup_count_y);
-  // Splits divide blocks of 32 columns, and exist for one token only.
-  if (splits > 1) {
-    EXPECT_EQ(c.n_tokens, 1U);
-    EXPECT_LE(splits, CeilDiv(c.n_cols, 32U));
-  }
+  if (!is_cpu && c.n_tokens == 1) return CheckMatVec(plan, choice, c, gate);
+  const uint32_t lanes = choice.constants[0];
+  const uint32_t local_size = choice.constants[3];
+  EXPECT_EQ(lanes, plan.use_subgroup_shuffle ? plan.subgroup_width : 32U);
+  EXPECT_LE(local_size, std::min(plan.max_workgroup_invocations, 128U));
+  EXPECT_EQ(local_size % lanes, 0U);
+  const uint32_t rows_per_lane = c.n_tokens == 1 && gate == 0 ? 8 : 4;
+  CheckRows(choice, c.n_rows, local_size * rows_per_lane);
 }
 
 TEST(KernelPlan, MatMulCoversItsShapeAtEveryWidth) {
@@ -76,7 +85,10 @@ TEST(KernelPlan, MatMulCoversItsShapeAtEveryWidth) {
     for (const uint32_t width : {0U, 4U, 8U, 16U, 32U, 64U, 128U}) {
       const DevicePlan plan = width == 0 ? FloorPlan() : SubgroupPlan(width);
       for (const TensorType type : kTypes) {
-        for (const MatMulCase& c : kMatMulCases) CheckMatMul(plan, is_cpu, type, c);
+        for (const MatMulCase& c : kMatMulCases) {
+          CheckMatMul(plan, is_cpu, type, c, 0);
+          if (c.n_tokens == 1) CheckMatMul(plan, is_cpu, type, c, KVRUN_GATE_SILU);
+        }
       }
     }
   }
@@ -88,12 +100,53 @@ TEST(KernelPlan, MatMulByTokens) {
     return ChooseMatMul(p, is_cpu, TensorType::kQ4_1, 576, 576, n_tokens).variant;
   };
   EXPECT_EQ(variant(plan, true, 1), "matvec_q4_1_subgroup");
-  EXPECT_EQ(variant(plan, false, 1), "matvec1_q4_1_subgroup");
+  EXPECT_EQ(variant(plan, false, 1), "matvec1_q4_1_floor");
   EXPECT_EQ(variant(plan, true, 2), "matmul2_q4_1_subgroup");
   EXPECT_EQ(variant(plan, true, 3), "matmul4_q4_1_subgroup");
   EXPECT_EQ(variant(plan, true, 8), "matmul8_q4_1_subgroup");
   EXPECT_EQ(variant(FloorPlan(), true, 8), "matmul8_q4_1_floor");
   EXPECT_EQ(ChooseMatMul(plan, true, TensorType::kQ4_1, 576, 576, 17).groups[1], 3U);
+}
+
+// A GPU of few cores has enough to do with two rows a lane; one with many needs all the workgroups there are.
+TEST(KernelPlan, RowsALaneOfOneTokenByDevice) {
+  DevicePlan plan = FloorPlan();
+  plan.max_workgroup_invocations = 1024;
+  const auto choice = [&](uint32_t n_rows) {
+    return ChooseMatMul(plan, false, TensorType::kQ4_0, n_rows, 2048, 1);
+  };
+  EXPECT_EQ(choice(3072).variant, "matvec1_q4_0_floor");
+  EXPECT_EQ(choice(128256).variant, "matvec2_q4_0_floor");
+  EXPECT_EQ(choice(3072).constants[0], 16U);  // 512 invocations
+  EXPECT_EQ(choice(128256).constants[0], 4U);
+  plan.unified_memory = true;
+  EXPECT_EQ(choice(576).variant, "matvec1_q4_0_floor");
+  EXPECT_EQ(choice(3072).variant, "matvec2_q4_0_floor");
+}
+
+// A product whose bias is not beside the norm's weights, or of several tokens, is not one with its norm; a
+// matrix in two slices has its gate and what that gates in different ones.
+TEST(KernelPlan, WhatIsOneWithAProduct) {
+  class SomeBuffer : public Buffer {
+   public:
+    SomeBuffer() : Buffer(4) {}
+    std::span<std::byte> host() override { return {}; }
+    Status Flush(uint64_t, uint64_t) override { return Status::Ok(); }
+    Status Invalidate(uint64_t, uint64_t) override { return Status::Ok(); }
+  };
+  SomeBuffer norm;
+  SomeBuffer bias;
+  MatMulArgs args{.n_tokens = 1, .norm = {.weight = &norm}};
+  EXPECT_TRUE(FusionOf(args, 1).norm && FusionOf(args, 1).gate);
+  EXPECT_TRUE(FusionOf(args, 2).norm);
+  EXPECT_FALSE(FusionOf(args, 2).gate);
+  args.bias = &norm;
+  EXPECT_TRUE(FusionOf(args, 1).norm);
+  args.bias = &bias;
+  EXPECT_FALSE(FusionOf(args, 1).norm);
+  args.bias = nullptr;
+  args.n_tokens = 2;
+  EXPECT_FALSE(FusionOf(args, 1).norm || FusionOf(args, 1).gate);
 }
 
 TEST(KernelPlan, FewAccumulatorsMeansSmallTiles) {
@@ -195,7 +248,7 @@ TEST(KernelPlan, CommittedDevicesStayWithinTheirLimits) {
     ++n_devices;
     SCOPED_TRACE(facts->name);
     for (const TensorType type : kTypes) {
-      for (const MatMulCase& c : kMatMulCases) CheckMatMul(*plan, false, type, c);
+      for (const MatMulCase& c : kMatMulCases) CheckMatMul(*plan, false, type, c, 0);
     }
     for (const AttendCase& c : AttendCases()) CheckAttend(*plan, false, c);
   }

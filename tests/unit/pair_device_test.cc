@@ -296,11 +296,14 @@ TEST_F(PairDeviceTest, ArgumentsAreTheDevicesOwn) {
   expect("embed", {0, 1}, [&](List& l) { return l.Embed(*matrix, *at(0), 99, at(1)); });
   EXPECT_EQ(prefill_->given.matrix, static_cast<pair::PairMatrix&>(*matrix).On(Side::kPrefill));
   expect("rms_norm", {0, 1, 2}, [&](List& l) { return l.RmsNorm(*at(0), *at(1), 0, 99, 1, at(2)); });
-  expect("rms_norms", {0, 1, 2, 3, 4}, [&](List& l) {
-    return l.RmsNorms(*at(0), {at(1), at(2)}, {at(3), at(4)}, 0, 99, 1);
-  });
-  expect("matmul", {0, 1, 2}, [&](List& l) {
-    return l.MatMul({.weight = matrix.get(), .input = at(0), .output = at(1), .bias = at(2), .n_tokens = 99});
+  expect("matmul", {0, 1, 2, 3, 4, 5}, [&](List& l) {
+    return l.MatMul({.weight = matrix.get(),
+                     .input = at(0),
+                     .output = at(1),
+                     .bias = at(2),
+                     .n_tokens = 99,
+                     .norm = {.weight = at(3), .rows = at(4)},
+                     .gate = {.gate_up = at(5)}});
   });
   EXPECT_EQ(prefill_->given.matrix, static_cast<pair::PairMatrix&>(*matrix).On(Side::kPrefill));
   expect("rope_and_store", of_attention, [&](List& l) { return l.RopeAndStore(attention); });

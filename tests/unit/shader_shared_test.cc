@@ -127,7 +127,8 @@ std::map<std::string, OffsetTable> RecordOperationOffsets() {
         SourcesThen({offsetof(AttendSourcesParams, n_heads), offsetof(AttendSourcesParams, n_kv_heads),
                      offsetof(AttendSourcesParams, n_splits), offsetof(AttendSourcesParams, split_block),
                      offsetof(AttendSourcesParams, keeps_parts), offsetof(AttendSourcesParams, qkv_stride),
-                     offsetof(AttendSourcesParams, scale), offsetof(AttendSourcesParams, score_cap)})}},
+                     offsetof(AttendSourcesParams, scale), offsetof(AttendSourcesParams, score_cap),
+                     offsetof(AttendSourcesParams, means_begin)})}},
       {"attend_slots",
        {sizeof(AttendSlotsParams),
         RecordThen({offsetof(AttendSlotsParams, n_heads), offsetof(AttendSlotsParams, n_kv_heads),
@@ -303,7 +304,22 @@ std::map<std::string, OffsetTable> OperationOffsets() {
       PlanesThen({offsetof(MatMulParams, n_rows), offsetof(MatMulParams, n_cols),
                   offsetof(MatMulParams, n_tokens), offsetof(MatMulParams, output_stride),
                   offsetof(MatMulParams, output_offset), offsetof(MatMulParams, bias_offset),
-                  offsetof(MatMulParams, has_bias), offsetof(MatMulParams, accumulate)})};
+                  offsetof(MatMulParams, has_bias), offsetof(MatMulParams, accumulate),
+                  offsetof(MatMulParams, norm_epsilon)})};
+  const std::vector<size_t> attend = {
+      offsetof(AttendParams, n_heads),     offsetof(AttendParams, n_kv_heads),
+      offsetof(AttendParams, head_dim),    offsetof(AttendParams, n_ctx),
+      offsetof(AttendParams, span_tokens), offsetof(AttendParams, n_splits),
+      offsetof(AttendParams, keeps_parts), offsetof(AttendParams, qkv_stride),
+      offsetof(AttendParams, scale),       offsetof(AttendParams, first_stream),
+      offsetof(AttendParams, n_streams),   offsetof(AttendParams, window_tokens),
+      offsetof(AttendParams, score_cap)};
+  std::vector<size_t> attend_new = attend;
+  for (const size_t member :
+       {offsetof(NewEntryParams, rotary_dim), offsetof(NewEntryParams, rope_halves),
+        offsetof(NewEntryParams, has_qk_norm), offsetof(NewEntryParams, norm_epsilon)}) {
+    attend_new.push_back(sizeof(AttendParams) + member);
+  }
   std::map<std::string, OffsetTable> operations = {
       {"embed",
        {sizeof(EmbedParams), PlanesThen({offsetof(EmbedParams, n_rows), offsetof(EmbedParams, row_begin),
@@ -312,7 +328,6 @@ std::map<std::string, OffsetTable> OperationOffsets() {
       {"matvec", matmul},
       {"matmul", matmul},
       {"rms_norm", rms_norm},
-      {"rms_norms", rms_norm},
       {"rope_store",
        {sizeof(RopeStoreParams),
         {offsetof(RopeStoreParams, n_heads), offsetof(RopeStoreParams, n_kv_heads),
@@ -321,14 +336,8 @@ std::map<std::string, OffsetTable> OperationOffsets() {
          offsetof(RopeStoreParams, rope_halves), offsetof(RopeStoreParams, has_qk_norm),
          offsetof(RopeStoreParams, norm_epsilon), offsetof(RopeStoreParams, first_stream),
          offsetof(RopeStoreParams, n_streams), offsetof(RopeStoreParams, is_rotated)}}},
-      {"attend",
-       {sizeof(AttendParams),
-        {offsetof(AttendParams, n_heads), offsetof(AttendParams, n_kv_heads),
-         offsetof(AttendParams, head_dim), offsetof(AttendParams, n_ctx), offsetof(AttendParams, span_tokens),
-         offsetof(AttendParams, n_splits), offsetof(AttendParams, keeps_parts),
-         offsetof(AttendParams, qkv_stride), offsetof(AttendParams, scale),
-         offsetof(AttendParams, first_stream), offsetof(AttendParams, n_streams),
-         offsetof(AttendParams, window_tokens), offsetof(AttendParams, score_cap)}}},
+      {"attend", {sizeof(AttendParams), attend}},
+      {"attend_new", {sizeof(AttendParams) + sizeof(NewEntryParams), attend_new}},
       {"combine_splits",
        {sizeof(CombineParams),
         {offsetof(CombineParams, n_rows), offsetof(CombineParams, head_dim),

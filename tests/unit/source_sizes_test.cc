@@ -42,10 +42,10 @@ struct Wide {
   std::string_view reason;
 };
 constexpr Wide kWide[] = {
-    {"runtime/device/device.h", "CommandList", 35, "a function for each operation of a model"},
-    {"runtime/device/vulkan/compute_device.h", "VulkanComputeDevice", 32,
+    {"runtime/device/device.h", "CommandList", 36, "a function for each operation of a model"},
+    {"runtime/device/vulkan/compute_device.h", "VulkanComputeDevice", 34,
      "what a device offers, and what its command lists ask for of it"},
-    {"runtime/engine/pass/step_commands.h", "StepCommands", 43,
+    {"runtime/engine/pass/step_commands.h", "StepCommands", 39,
      "the parts of a step of which both forward passes compose theirs"},
     {"runtime/jinja/value.h", "Value", 33, "one type for all that a template computes with"},
     {"runtime/kv/plan/kv_plan.h", "KvPlan", 53, "plain data, and what follows from it by one line each"},

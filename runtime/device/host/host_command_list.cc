@@ -1,10 +1,12 @@
 #include "runtime/device/host/host_command_list.h"
 
+#include <array>
 #include <utility>
 #include <variant>
 
 #include "platform/base/check.h"
 #include "runtime/device/host/operations.h"
+#include "runtime/device/matmul_parts.h"
 
 namespace kvrun::host {
 namespace {
@@ -24,13 +26,6 @@ class CallOf {
   }
   Call operator()(const RmsNormArgs& a) const {
     return {a.out, [a](ThreadPool& pool) { RmsNorm(pool, a); }};
-  }
-  Call operator()(const RmsNormsArgs& a) const {
-    return {a.first.out, [a](ThreadPool& pool) {
-              for (const NormTarget& target : {a.first, a.second}) {
-                RmsNorm(pool, {a.x, target.weight, a.epsilon, a.n_rows, a.n_cols, target.out});
-              }
-            }};
   }
   Call operator()(const MatMulArgs& a) const {
     KVRUN_CHECK(a.n_rows <= a.weight->n_rows());
@@ -70,6 +65,9 @@ class CallOf {
     return {a.args.goes_on() ? a.args.parts_after.buffer : a.args.output,
             [args = a.args, exact = exact_](ThreadPool& pool) { Attend(pool, args, exact); }};
   }
+  // Added as the two that they are.
+  Call operator()(const AttendNewOp&) const { return {}; }
+  Call operator()(const AttendNewSlotsOp&) const { return {}; }
   Call operator()(const FinishAttentionOp& a) const {
     return {a.args.output, [args = a.args](ThreadPool& pool) { FinishAttention(pool, args); }};
   }
@@ -112,7 +110,20 @@ class CallOf {
 
 }  // namespace
 
+Status HostCommandList::AddAll(std::span<const Operation> operations) {
+  for (const Operation& operation : operations) KVRUN_RETURN_IF_ERROR(Add(operation));
+  return Status::Ok();
+}
+
 Status HostCommandList::Add(const Operation& operation) {
+  if (const auto* product = std::get_if<MatMulArgs>(&operation); product != nullptr && !IsWhole(*product, {}))
+    return AddAll(PartsOf(*product, {}));
+  if (const auto* attention = std::get_if<AttendNewOp>(&operation)) {
+    return AddAll(std::array<Operation, 2>{RopeAndStoreOp{attention->args}, AttendOp{attention->args}});
+  }
+  if (const auto* attention = std::get_if<AttendNewSlotsOp>(&operation)) {
+    return AddAll(std::array<Operation, 2>{RopeAndEncodeOp{attention->args}, AttendSlotsOp{attention->args}});
+  }
   Call call = std::visit(CallOf(device_.exact_activations()), operation);
   operations_.push_back({NameOf(operation), call.result, std::move(call.run)});
   return Status::Ok();

@@ -44,6 +44,8 @@ class HostCommandList : public CommandList {
   std::span<const Strands> strands() const { return strands_; }
 
  private:
+  Status AddAll(std::span<const Operation> operations);
+
   HostDevice& device_;
   std::vector<HostOperation> operations_;
   size_t await_at_ = 0;

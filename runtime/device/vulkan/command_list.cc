@@ -19,6 +19,10 @@ bool Contains(const std::vector<const DeviceBuffer*>& buffers, const DeviceBuffe
   return std::find(buffers.begin(), buffers.end(), buffer) != buffers.end();
 }
 
+uint64_t LengthOf(const Binding& binding) {
+  return binding.length_bytes != 0 ? binding.length_bytes : binding.memory->size_bytes();
+}
+
 }  // namespace
 
 VulkanCommandList::VulkanCommandList(VulkanComputeDevice& device, VulkanComputeDevice::ListParts made_of)
@@ -56,9 +60,19 @@ const DeviceBuffer* VulkanCommandList::MemoryOrEmpty(const Buffer* buffer) const
 }
 
 void VulkanCommandList::NoteHostBuffer(const VulkanBuffer& buffer) {
+  NoteHostBuffer(buffer, buffer.size_bytes());
+}
+
+void VulkanCommandList::NoteHostBuffer(const VulkanBuffer& buffer, uint64_t length_bytes) {
   if (IsOfDevice(buffer.use())) return;
   auto& list = buffer.use() == BufferUse::kUpload ? uploads_ : readbacks_;
-  if (std::find(list.begin(), list.end(), &buffer) == list.end()) list.push_back(&buffer);
+  const auto found =
+      std::find_if(list.begin(), list.end(), [&](const HostRange& range) { return range.buffer == &buffer; });
+  if (found == list.end()) {
+    list.push_back({&buffer, length_bytes});
+  } else {
+    found->length_bytes = std::max(found->length_bytes, length_bytes);
+  }
 }
 
 void VulkanCommandList::OrderAfterEarlier(std::span<const Binding> storage) {
@@ -66,8 +80,12 @@ void VulkanCommandList::OrderAfterEarlier(std::span<const Binding> storage) {
     return Contains(written_, binding.memory) ||
            (binding.access != Access::kRead && Contains(read_, binding.memory));
   });
-  if (depends) {
-    RecordComputeBarrier(device_.vulkan(), commands_);
+  if (depends || waits_for_host_) {
+    std::vector<VkBuffer> written;
+    for (const DeviceBuffer* buffer : written_) written.push_back(buffer->handle());
+    RecordComputeBarrier(device_.vulkan(), commands_, written, waits_for_host_);
+    ++n_barriers_;
+    waits_for_host_ = false;
     read_.clear();
     written_.clear();
   }
@@ -85,7 +103,7 @@ bool VulkanCommandList::ReadsTexels(const Dispatch& dispatch) const {
   });
 }
 
-Status VulkanCommandList::Record(const Dispatch& dispatch) {
+Status VulkanCommandList::CheckLimits(const Dispatch& dispatch) const {
   const DevicePlan& plan = device_.plan();
   const auto& groups = dispatch.kernel.groups;
   if (groups[0] > plan.max_workgroup_count_x || groups[1] > plan.max_workgroup_count_y ||
@@ -94,22 +112,27 @@ Status VulkanCommandList::Record(const Dispatch& dispatch) {
             fmt::format("{} needs {} x {} x {} workgroups, more than {} can start", dispatch.kernel.variant,
                         groups[0], groups[1], groups[2], device_.info().name)};
   }
+  for (const Binding& binding : dispatch.storage) {
+    if (LengthOf(binding) <= plan.max_binding_bytes) continue;
+    return {StatusCode::kUnsupported,
+            fmt::format("{} needs {} at once, more than {} can bind", dispatch.kernel.variant,
+                        FormatBytes(LengthOf(binding)), device_.info().name)};
+  }
+  return Status::Ok();
+}
+
+Status VulkanCommandList::Record(const Dispatch& dispatch) {
+  KVRUN_RETURN_IF_ERROR(CheckLimits(dispatch));
   const bool reads_texels = ReadsTexels(dispatch);
   const std::string variant = reads_texels ? TexelVariant(dispatch.kernel.variant) : dispatch.kernel.variant;
   std::vector<BufferBinding> bindings;
   uint32_t texel_buffers_mask = 0;
   for (const Binding& binding : dispatch.storage) {
     if (reads_texels && binding.access == Access::kRead) texel_buffers_mask |= 1U << bindings.size();
-    bindings.push_back(
-        {.buffer = binding.memory->handle(),
-         .offset = binding.offset_bytes,
-         .length_bytes = binding.length_bytes != 0 ? binding.length_bytes : binding.memory->size_bytes(),
-         .texels = binding.memory->texels()});
-  }
-  for (const BufferBinding& binding : bindings) {
-    if (binding.length_bytes <= plan.max_binding_bytes) continue;
-    return {StatusCode::kUnsupported, fmt::format("{} needs {} at once, more than {} can bind", variant,
-                                                  FormatBytes(binding.length_bytes), device_.info().name)};
+    bindings.push_back({.buffer = binding.memory->handle(),
+                        .offset = binding.offset_bytes,
+                        .length_bytes = LengthOf(binding),
+                        .texels = binding.memory->texels()});
   }
   KVRUN_ASSIGN_OR_RETURN(const std::shared_ptr<const ComputePipeline> pipeline,
                          device_.pipelines().Get({
@@ -130,10 +153,13 @@ Status VulkanCommandList::Record(const Dispatch& dispatch) {
   }
   KVRUN_ASSIGN_OR_RETURN(VkDescriptorSet set, made_of_.sets.Allocate(*pipeline, bindings));
 
-  if (plan.split_submits && dispatches_ == kMaxDispatchesPerPart) KVRUN_RETURN_IF_ERROR(BeginPart());
+  if (device_.plan().split_submits && dispatches_ == kMaxDispatchesPerPart)
+    KVRUN_RETURN_IF_ERROR(BeginPart());
   ++dispatches_;
+  ++n_dispatches_;
   // A barrier also orders after the parts before, which are submitted earlier to the same queue.
   OrderAfterEarlier(dispatch.storage);
+  const auto& groups = dispatch.kernel.groups;
   const VolkDeviceTable& vk = device_.vulkan().vk();
   vk.vkCmdBindPipeline(commands_, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline->handle());
   vk.vkCmdBindDescriptorSets(commands_, VK_PIPELINE_BIND_POINT_COMPUTE, pipeline->layout(), 0, 1, &set, 0,
@@ -152,20 +178,31 @@ void VulkanCommandList::NoteTime(const std::string& variant) {
   timestamps_->RecordWrite(commands_, static_cast<uint32_t>(timed_.size()));
 }
 
+// The queue waits before it begins with the list; what the host wrote meanwhile is seen behind a barrier.
+Status VulkanCommandList::AwaitHost() {
+  waits_for_host_ = true;
+  return Status::Ok();
+}
+
 Status VulkanCommandList::Finish() {
   RecordFullBarrier(device_.vulkan(), commands_);
+  ++n_barriers_;
   KVRUN_RETURN_IF_ERROR(EndCommands(device_.vulkan(), commands_));
   device_.pipelines().SaveCache();
   return Status::Ok();
 }
 
 Status VulkanCommandList::FlushUploads() const {
-  for (const VulkanBuffer* buffer : uploads_) KVRUN_RETURN_IF_ERROR(buffer->memory().Flush());
+  for (const HostRange& range : uploads_) {
+    KVRUN_RETURN_IF_ERROR(range.buffer->memory().Flush(0, range.length_bytes));
+  }
   return Status::Ok();
 }
 
 Status VulkanCommandList::InvalidateReadbacks() const {
-  for (const VulkanBuffer* buffer : readbacks_) KVRUN_RETURN_IF_ERROR(buffer->memory().Invalidate());
+  for (const HostRange& range : readbacks_) {
+    KVRUN_RETURN_IF_ERROR(range.buffer->memory().Invalidate(0, range.length_bytes));
+  }
   return Status::Ok();
 }
 

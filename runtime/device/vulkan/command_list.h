@@ -54,10 +54,13 @@ class VulkanCommandList : public CommandList {
   ~VulkanCommandList() override;
 
   Status Add(const Operation& operation) override;
+  Status AwaitHost() override;
   Status Finish() override;
 
   // In order; each is a submission of its own, so that no single one keeps the device for too long.
   std::span<const VkCommandBuffer> parts() const { return parts_; }
+  uint64_t n_dispatches() const { return n_dispatches_; }
+  uint64_t n_barriers() const { return n_barriers_; }
   // Before a submission: what the host wrote reaches the device. After it: what the device wrote reaches the
   // host.
   Status FlushUploads() const;
@@ -70,11 +73,11 @@ class VulkanCommandList : public CommandList {
  private:
   VulkanCommandList(VulkanComputeDevice& device, VulkanComputeDevice::ListParts made_of);
 
+  Status CheckLimits(const Dispatch& dispatch) const;
   Status Record(const Dispatch& dispatch);
   // One launcher for each operation (add_operation.cc); what each does is several dispatches, or one.
   Status Launch(const EmbedArgs& args);
   Status Launch(const RmsNormArgs& args);
-  Status Launch(const RmsNormsArgs& args);
   Status Launch(const MatMulArgs& args);
   Status Launch(const GatedUnitArgs& args);
   Status Launch(const SigmoidGateArgs& args);
@@ -87,9 +90,11 @@ class VulkanCommandList : public CommandList {
   Status Launch(const GatedNormArgs& args);
   Status Launch(const RopeAndStoreOp& op);
   Status Launch(const AttendOp& op);
+  Status Launch(const AttendNewOp& op);
   Status Launch(const FinishAttentionOp& op);
   Status Launch(const RopeAndEncodeOp& op);
   Status Launch(const AttendSlotsOp& op);
+  Status Launch(const AttendNewSlotsOp& op);
   Status Launch(const EncodeRecordsArgs& args);
   Status Launch(const DecodeRecordsArgs& args);
   Status Launch(const ScoreArgs& args);
@@ -98,6 +103,8 @@ class VulkanCommandList : public CommandList {
   Status Launch(const SumWeightsOp& op);
   Status Launch(const AttentionMassOp& op);
   Status Launch(const RateArgs& args);
+  // What it computes as one (FusionOf).
+  Status Multiply(const MatMulArgs& args);
   // Whether the kernel has a variant that reads texels, and all that it reads can be read so.
   bool ReadsTexels(const Dispatch& dispatch) const;
   // Of a layer's KV: as many streams as can be bound at once.
@@ -122,6 +129,8 @@ class VulkanCommandList : public CommandList {
                       const ExpertsChoice& choice, const DeviceBuffer* groups);
   // At least so much of it, for what is recorded next.
   Result<const DeviceBuffer*> TakeWorkspace(Workspace which, uint64_t size_bytes);
+  // In which workgroups count themselves (shaders/include/last_workgroup.glsl).
+  Result<const DeviceBuffer*> Counters();
   // The steps of ScoreAndSelect.
   Status RotateQuery(const ScoreArgs& args);
   Status ProjectQuery(const ScoreArgs& args, const ScorePlan& score);
@@ -137,7 +146,9 @@ class VulkanCommandList : public CommandList {
   // Keys in float rows ("rows_f32") or in a KV buffer ("keys_f16", "keys_f32").
   Status BeginPart();
   void OrderAfterEarlier(std::span<const Binding> storage);
+  // That the host reads what is written to it, or writes what is read; of its first bytes alone.
   void NoteHostBuffer(const VulkanBuffer& buffer);
+  void NoteHostBuffer(const VulkanBuffer& buffer, uint64_t length_bytes);
   void NoteTime(const std::string& variant);  // of what was recorded last
   const DeviceBuffer* MemoryOrEmpty(const Buffer* buffer) const;
 
@@ -147,12 +158,19 @@ class VulkanCommandList : public CommandList {
   std::vector<std::shared_ptr<const ComputePipeline>> pipelines_;  // that the list runs
   VkCommandBuffer commands_ = VK_NULL_HANDLE;                      // the last part
   bool is_first_run_ = true;
+  bool waits_for_host_ = false;  // what is recorded next is the first that needs what the host wrote
+  uint64_t n_dispatches_ = 0;
+  uint64_t n_barriers_ = 0;
   uint32_t dispatches_ = 0;                   // in the last part
   std::vector<const DeviceBuffer*> read_;     // since the last barrier
   std::vector<const DeviceBuffer*> written_;  // since the last barrier
   std::vector<std::shared_ptr<const VulkanBuffer>> workspaces_;
-  std::vector<const VulkanBuffer*> uploads_;
-  std::vector<const VulkanBuffer*> readbacks_;
+  struct HostRange {
+    const VulkanBuffer* buffer = nullptr;
+    uint64_t length_bytes = 0;
+  };
+  std::vector<HostRange> uploads_;
+  std::vector<HostRange> readbacks_;
   std::optional<TimestampPool> timestamps_;
   std::vector<std::string> timed_;  // the variant that ended at timestamp i + 1
 };

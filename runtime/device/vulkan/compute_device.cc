@@ -294,30 +294,62 @@ Result<std::unique_ptr<CommandList>> VulkanComputeDevice::CreateCommandList() {
   return std::unique_ptr<CommandList>(std::move(list));
 }
 
-Result<uint64_t> VulkanComputeDevice::Submit(CommandList& list, uint64_t wait_host) {
-  std::optional<TimelinePoint> wait;
-  if (wait_host != 0) wait = TimelinePoint{host_timeline_.get(), wait_host};
-  auto& vulkan_list = static_cast<VulkanCommandList&>(list);
-  KVRUN_RETURN_IF_ERROR(vulkan_list.FlushUploads());
-  uint64_t value = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    // The list would write over its times. It has run to its end, so the driver has them.
-    KVRUN_RETURN_IF_ERROR(TakeTimesOf(vulkan_list));
-    value = last_value_ += vulkan_list.parts().size();
-    submitted_.push_back({value, &vulkan_list});
+Status VulkanComputeDevice::BeginSubmission(const Submission& submission, std::vector<TimelineWork>* works) {
+  auto& list = static_cast<VulkanCommandList&>(*submission.list);
+  KVRUN_RETURN_IF_ERROR(list.FlushUploads());
+  const std::lock_guard lock(mutex_);
+  // The list would write over its times. It has run to its end, so the driver has them.
+  KVRUN_RETURN_IF_ERROR(TakeTimesOf(list));
+  for (const VkCommandBuffer& commands : list.parts()) {
+    works->push_back({commands, ++last_value_, std::nullopt});
+    if (&commands == list.parts().data() && submission.wait_host != 0)
+      works->back().wait = TimelinePoint{host_timeline_.get(), submission.wait_host};
   }
+  submitted_.push_back({last_value_, &list});
+  work_counts_.lists += 1;
+  work_counts_.dispatches += list.n_dispatches();
+  work_counts_.barriers += list.n_barriers();
+  return Status::Ok();
+}
+
+Result<uint64_t> VulkanComputeDevice::Submit(CommandList& list, uint64_t wait_host) {
+  std::vector<TimelineWork> works;
+  KVRUN_RETURN_IF_ERROR(BeginSubmission({&list, wait_host}, &works));
   // Not under the mutex: with fences this waits, and whoever signals may have to wait for earlier work first.
-  uint64_t part_value = value - vulkan_list.parts().size();
-  for (const VkCommandBuffer& commands : vulkan_list.parts()) {
-    const Status status = timeline_->Submit({&commands, 1}, ++part_value, wait);
+  for (const TimelineWork& work : works) {
+    const Status status = timeline_->Submit({&work.commands, 1}, work.value, work.wait);
     if (!status.ok()) {
-      Forget(vulkan_list);
+      Forget(static_cast<VulkanCommandList&>(list));
       return status;
     }
-    wait.reset();
   }
-  return value;
+  return works.back().value;
+}
+
+Status VulkanComputeDevice::SubmitAll(std::span<const Submission> submissions,
+                                      const std::function<void(size_t, uint64_t)>& submitted) {
+  if (!timeline_->uses_semaphore()) return Device::SubmitAll(submissions, submitted);
+  std::vector<TimelineWork> works;
+  std::vector<uint64_t> values;
+  Status status = Status::Ok();
+  for (const Submission& submission : submissions) {
+    status = BeginSubmission(submission, &works);
+    if (!status.ok()) break;
+    values.push_back(works.back().value);
+  }
+  if (status.ok()) status = timeline_->SubmitAll(works);
+  if (!status.ok()) {
+    for (const Submission& submission : submissions)
+      Forget(static_cast<VulkanCommandList&>(*submission.list));
+    return status;
+  }
+  for (size_t i = 0; i < values.size(); ++i) submitted(i, values[i]);
+  return Status::Ok();
+}
+
+VulkanComputeDevice::WorkCounts VulkanComputeDevice::work_counts() {
+  const std::lock_guard lock(mutex_);
+  return work_counts_;
 }
 
 uint64_t VulkanComputeDevice::ReserveHostValues(uint32_t count) {

@@ -50,12 +50,14 @@ class VulkanBuffer : public Buffer {
 // Every buffer of a Vulkan device is one.
 inline const VulkanBuffer& AsVulkan(const Buffer& buffer) { return static_cast<const VulkanBuffer&>(buffer); }
 
-// What one operation's dispatches hand on to each other. Lists share it, as they run one after another.
+// What one operation's dispatches, or workgroups, hand on to each other. Lists share it, as they run one
+// after another.
 enum class Workspace : uint8_t {
   kGroups,  // of experts' uses
   kValues,
+  kCounters,  // zeros, but while a kernel runs
 };
-inline constexpr size_t kWorkspaces = 2;
+inline constexpr size_t kWorkspaces = 3;
 
 // Rows [row_begin, row_begin + layout.n_rows) of a matrix, packed in a buffer of their own.
 struct MatrixSlice {
@@ -104,6 +106,15 @@ class VulkanComputeDevice : public Device {
   uint64_t ScoreScratchBytes(const ScoreArgs& args) const override;
   Result<std::unique_ptr<CommandList>> CreateCommandList() override;
   Result<uint64_t> Submit(CommandList& list, uint64_t wait_host = 0) override;
+  Status SubmitAll(std::span<const Submission> submissions,
+                   const std::function<void(size_t, uint64_t)>& submitted) override;
+  // Of all lists that were submitted since the device was opened.
+  struct WorkCounts {
+    uint64_t lists = 0;
+    uint64_t dispatches = 0;
+    uint64_t barriers = 0;
+  };
+  WorkCounts work_counts();
   uint64_t ReserveHostValues(uint32_t count) override;
   Status SignalHost(uint64_t value) override;
   Status Wait(uint64_t value) override;
@@ -145,6 +156,8 @@ class VulkanComputeDevice : public Device {
                                                   std::string_view part, uint64_t alignment_bytes);
   // Copies into device memory that the host may not see.
   Status CopyToDevice(std::span<const std::byte> bytes, const DeviceBuffer& to, uint64_t offset_bytes);
+  // A list's part in what is about to be submitted.
+  Status BeginSubmission(const Submission& submission, std::vector<TimelineWork>* works);
   // With profile, of a list that was waited for and whose times are still to be read. Under mutex_.
   Status TakeTimesOf(const VulkanCommandList& list);
   Status FillSlice(MatrixSlice& slice, std::span<const MatrixSource> sources);
@@ -165,6 +178,7 @@ class VulkanComputeDevice : public Device {
   std::mutex mutex_;  // guards what follows
   uint64_t last_value_ = 0;
   uint64_t last_host_value_ = 0;
+  WorkCounts work_counts_;
   std::vector<Submitted> submitted_;               // ascending; until they were waited for
   std::vector<const VulkanCommandList*> untimed_;  // complete, with profile: their times are still to be read
   std::map<std::string, OperationTime> times_;

@@ -52,31 +52,55 @@ std::string VariantTypeName(TensorType type) {
   return name;
 }
 
+namespace {
+
+// On a GPU, of one token. More rows for a lane take fewer instructions, as the input is loaded once for them;
+// more splits of a row have more of the weights in flight.
+KernelChoice ChooseMatVec(const DevicePlan& plan, TensorType type, uint32_t n_rows, uint32_t n_cols,
+                          const ProductEnds& ends) {
+  constexpr uint32_t kLanes = KVRUN_ROW_INTERLEAVE;
+  // Where a processor shares the GPU's memory, the GPU has few cores.
+  const uint32_t rows_for_two = plan.unified_memory ? 1024 : 16384;
+  const uint32_t rows = ends.gate != 0 || n_rows >= rows_for_two ? 2 : 1;
+  const uint32_t group_rows = ends.gate != 0 ? kLanes : rows * kLanes;
+  const uint32_t n_groups = CeilDiv(n_rows, group_rows);
+  const uint32_t loads = CeilDiv<uint32_t>(n_cols, 4 * 32);  // of four blocks
+  constexpr uint32_t kEnoughLanes = 128 * 1024;
+  const uint32_t most_lanes = std::min<uint32_t>(KVRUN_MATVEC_LOCAL_SIZE, plan.max_workgroup_invocations);
+  uint32_t splits = 1;
+  while (splits * 2 * kLanes <= most_lanes && splits * 2 <= loads &&
+         n_groups * splits * kLanes < kEnoughLanes) {
+    splits *= 2;
+  }
+  return {
+      .variant = fmt::format("matvec{}_{}_floor", rows, VariantTypeName(type)),
+      .constants = {splits, ends.has_norm ? 1U : 0U, n_cols % 4 == 0 ? 1U : 0U, kLanes * splits, ends.gate},
+      .groups = {n_groups, 1, 1}};
+}
+
+}  // namespace
+
 KernelChoice ChooseMatMul(const DevicePlan& plan, bool is_cpu, TensorType type, uint32_t n_rows,
-                          uint32_t n_cols, uint32_t n_tokens) {
+                          uint32_t n_cols, uint32_t n_tokens, const ProductEnds& ends) {
+  if (n_tokens == 1 && !is_cpu) return ChooseMatVec(plan, type, n_rows, n_cols, ends);
   const bool subgroup = plan.use_subgroup_shuffle;
   const uint32_t lanes = subgroup ? plan.subgroup_width : kFloorLanes;
   const uint32_t max_local = std::min(kMaxLocalSize, plan.max_workgroup_invocations);
   const uint32_t tokens = MatMulTokens(plan, n_tokens);
-  // A GPU decodes faster with more invocations, a CPU with more work in each.
-  const bool single_row = tokens == 1 && !is_cpu;
   uint32_t rows = tokens == 1 ? kMatVecRows : kMatMulRows;
-  if (single_row) rows = 1;
-  const uint32_t n_chunks = CeilDiv<uint32_t>(n_cols, KVRUN_CHUNK_COLUMNS);
-
-  uint32_t splits = 1;
-  if (single_row) {
-    while (splits * 2 * lanes <= max_local && splits * 2 <= std::min(4U, n_chunks)) splits *= 2;
-  }
+  if (ends.gate != 0) rows /= 2;  // and as many that these gate
   const uint32_t row_tiles = CeilDiv(n_rows, rows * lanes);
-  const uint32_t tiles = splits > 1 ? 1 : TilesPerGroup(row_tiles, lanes, max_local);
-
-  std::string op = "matvec";
-  if (single_row) op = "matvec1";
-  if (tokens > 1) op = fmt::format("matmul{}", tokens);
+  const uint32_t tiles = TilesPerGroup(row_tiles, lanes, max_local);
+  const std::string op = tokens == 1 ? "matvec" : fmt::format("matmul{}", tokens);
   return {.variant = fmt::format("{}_{}_{}", op, VariantTypeName(type), subgroup ? "subgroup" : "floor"),
-          .constants = {lanes, splits, n_cols % 4 == 0 ? 1U : 0U, lanes * tiles * splits},
+          .constants = {lanes, ends.has_norm ? 1U : 0U, n_cols % 4 == 0 ? 1U : 0U, lanes * tiles, ends.gate},
           .groups = {CeilDiv(row_tiles, tiles), CeilDiv(n_tokens, tokens), 1}};
+}
+
+MatMulFusion FusionOf(const MatMulArgs& args, size_t n_slices) {
+  // One buffer has the norm's weights and biases.
+  const bool one_buffer = args.bias == nullptr || args.bias == args.norm.weight;
+  return {.norm = args.n_tokens == 1 && one_buffer, .gate = args.n_tokens == 1 && n_slices == 1};
 }
 
 AttendChoice ChooseAttend(const DevicePlan& plan, bool is_cpu, const KvShape& kv, uint32_t n_heads,
@@ -121,6 +145,23 @@ AttendChoice ChooseAttend(const DevicePlan& plan, bool is_cpu, const AttentionAr
     choice.kernel.constants.push_back(has_cap ? 1 : 0);
     choice.kernel.constants.push_back(has_window ? 1 : 0);
   }
+  return choice;
+}
+
+std::optional<AttendChoice> ChooseAttendNew(const DevicePlan& plan, bool is_cpu, const AttentionArgs& args) {
+  AttendChoice choice = ChooseAttend(plan, is_cpu, args);
+  KernelChoice& kernel = choice.kernel;
+  if (args.of_prompt || args.goes_on() || plan.max_storage_buffers < kAttendNewBuffers ||
+      !kernel.variant.ends_with("_subgroup") || args.kv_shape.head_dim > KVRUN_MAX_NEW_HEAD_DIM ||
+      args.kv_shape.head_dim % 8 != 0 || args.rotary_dim % 8 != 0) {
+    return std::nullopt;
+  }
+  // A workgroup is one subgroup, so that tiles can be counted.
+  const uint32_t lanes = kernel.constants[0];
+  kernel.groups[0] *= kernel.constants[2] / lanes;
+  kernel.constants[2] = lanes;
+  if (kernel.groups[0] * args.n_tokens > KVRUN_WORKGROUP_COUNTERS) return std::nullopt;
+  kernel.variant.insert(std::string_view("attend").size(), "_new");
   return choice;
 }
 

@@ -11,32 +11,41 @@
 
 #include "platform/vulkan/device_plan.h"
 #include "runtime/device/device.h"
+#include "runtime/device/matmul_parts.h"
 #include "runtime/model/tensor_type.h"
 
 namespace kvrun {
 
 // Storage buffers of kernels that do more at once, where the device has so many
 // (DevicePlan::max_storage_buffers); else others do the same in several steps.
-inline constexpr uint32_t kRmsNormsBuffers = 5;
+inline constexpr uint32_t kAttendNewBuffers = 8;
 inline constexpr uint32_t kRotateProjectBuffers = 6;
 inline constexpr uint32_t kProjectScoreBuffers = 7;
-inline constexpr uint32_t kAttendSourcesBuffers = 2 + 2 * kMaxSlotSources;
+inline constexpr uint32_t kAttendSourcesBuffers = 5 + 2 * kMaxSlotSources;
 
 struct KernelChoice {
   std::string variant;  // of shaders/variants.txt
-  // Of constant_id 0, 1, ...: for matrix products lanes, splits, whether inputs are read as vectors,
-  // workgroup size; for attend_subgroup and attend_slots_subgroup lanes, head_dim, workgroup size; for the
-  // other operations on KV records the types of K and V; for attention over slots then whether there are
-  // biases, and whether scores are kept; for attend_sources, after the first three, how many sources there
-  // are and which have biases; for a prompt's mass whether a head is whole vectors. Then, of all that
-  // computes scores, whether they have a cap, and of resident KV whether it is a ring: nothing where neither
-  // is so.
+  // Of constant_id 0, 1, ...: for matrix products lanes (matvec.comp: splits), whether there is a norm,
+  // whether inputs are read as vectors, workgroup size, the gate; for attend_subgroup and
+  // attend_slots_subgroup lanes, head_dim, workgroup size; for the other operations on KV records the types
+  // of K and V; for attention over slots then whether there are biases, and whether scores are kept; for
+  // attend_sources, after the first three, how many sources there are, which have biases, and whether records
+  // have a space; for a prompt's mass whether a head is whole vectors. Then, of all that computes scores,
+  // whether they have a cap, and of resident KV whether it is a ring: nothing where neither is so.
   std::vector<uint32_t> constants;
   std::array<uint32_t, 3> groups = {1, 1, 1};
 };
 
+// What a product of one token computes beside.
+struct ProductEnds {
+  bool has_norm = false;
+  uint32_t gate = 0;  // KVRUN_GATE_...; 0: none
+};
+// n_rows: of the output.
 KernelChoice ChooseMatMul(const DevicePlan& plan, bool is_cpu, TensorType type, uint32_t n_rows,
-                          uint32_t n_cols, uint32_t n_tokens);
+                          uint32_t n_cols, uint32_t n_tokens, const ProductEnds& ends = {});
+// Of a weight that is in so many slices. Whether there is a norm in it does not depend on the weight.
+MatMulFusion FusionOf(const MatMulArgs& args, size_t n_slices);
 
 struct AttendChoice {
   KernelChoice kernel;
@@ -48,6 +57,9 @@ struct AttendChoice {
 AttendChoice ChooseAttend(const DevicePlan& plan, bool is_cpu, const KvShape& kv, uint32_t n_heads,
                           uint32_t n_tokens, bool of_prompt);
 AttendChoice ChooseAttend(const DevicePlan& plan, bool is_cpu, const AttentionArgs& args);
+
+// What AttendNew does in one step, where the device can; else RopeAndStore and Attend.
+std::optional<AttendChoice> ChooseAttendNew(const DevicePlan& plan, bool is_cpu, const AttentionArgs& args);
 
 // Of one of the others that compute scores, with a cap on these if it is above 0.
 KernelChoice WithCap(KernelChoice kernel, float score_cap);

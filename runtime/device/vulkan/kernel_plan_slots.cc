@@ -11,6 +11,7 @@
 
 #include "platform/base/units.h"
 #include "runtime/device/vulkan/kernel_plan.h"
+#include "shaders/shared/op_params.h"
 #include "shaders/shared/slot_params.h"
 
 namespace kvrun {
@@ -133,13 +134,14 @@ std::optional<AttendSlotsPlan::Merged> ChooseAttendSources(const DevicePlan& pla
   const KvRecordShape& record = sources.front().shape.record;
   const uint32_t lanes = plan.subgroup_width;
   const HeadTiles tiles(plan, true, attention.n_heads, attention.kv_shape.n_kv_heads);
+  if (tiles.n_tiles * attention.n_tokens > KVRUN_WORKGROUP_COUNTERS) return std::nullopt;
   ChooseSplits(is_cpu, tiles.n_tiles * attention.n_tokens, n_entries, kKeysPerLane * lanes, lanes,
                &merged.choice);
-  merged.choice.kernel = {
-      .variant =
-          fmt::format("attend_sources{}_{}_subgroup", tiles.rows, *PairName(record.k_type, record.v_type)),
-      .constants = {lanes, record.head_dim, lanes, static_cast<uint32_t>(sources.size()), biased},
-      .groups = {tiles.n_tiles, merged.choice.n_splits, attention.n_tokens}};
+  merged.choice.kernel = {.variant = fmt::format("attend_sources{}_{}_subgroup", tiles.rows,
+                                                 *PairName(record.k_type, record.v_type)),
+                          .constants = {lanes, record.head_dim, lanes, static_cast<uint32_t>(sources.size()),
+                                        biased, args.space.is_used() ? 1U : 0U},
+                          .groups = {tiles.n_tiles, merged.choice.n_splits, attention.n_tokens}};
   return merged;
 }
 

@@ -6,6 +6,7 @@
 
 #include "platform/base/check.h"
 #include "platform/base/units.h"
+#include "runtime/device/matmul_parts.h"
 #include "runtime/device/vulkan/command_list.h"
 #include "shaders/shared/op_params.h"
 
@@ -20,6 +21,37 @@ KernelChoice Linear(std::string variant, uint64_t invocations, uint32_t local_si
 }
 
 std::string_view ElementName(KvType type) { return type == KvType::kF16 ? "f16" : "f32"; }
+
+AttendParams ParamsOf(const AttentionArgs& args, const AttendChoice& choice, uint32_t first_stream,
+                      uint32_t n_streams) {
+  const KvShape& kv = args.kv_shape;
+  return {.n_heads = args.n_heads,
+          .n_kv_heads = kv.n_kv_heads,
+          .head_dim = kv.head_dim,
+          .n_ctx = kv.n_ctx,
+          .span_tokens = args.of_prompt ? args.n_tokens : 1,
+          .n_splits = choice.n_splits,
+          .keeps_parts = choice.n_splits > 1 || args.goes_on() ? 1U : 0U,
+          .qkv_stride = (args.n_heads + 2 * kv.n_kv_heads) * kv.head_dim,
+          .scale = args.scale(),
+          .first_stream = first_stream,
+          .n_streams = n_streams,
+          .window_tokens = args.window_tokens,
+          .score_cap = args.score_cap};
+}
+
+// Push constants of a kernel of attention that takes new entries.
+struct AttendNewParams {
+  AttendParams attend;
+  NewEntryParams entry;
+};
+
+NewEntryParams NewEntryOf(const AttentionArgs& args) {
+  return {.rotary_dim = args.rotary_dim,
+          .rope_halves = args.rope_halves ? 1U : 0U,
+          .has_qk_norm = args.norms != nullptr ? 1U : 0U,
+          .norm_epsilon = args.norm_epsilon};
+}
 
 }  // namespace
 
@@ -52,51 +84,47 @@ Status VulkanCommandList::Launch(const RmsNormArgs& args) {
   return Record({.kernel = kernel, .storage = storage, .params = ParamBytes(params)});
 }
 
-Status VulkanCommandList::Launch(const RmsNormsArgs& args) {
-  if (device_.plan().max_storage_buffers < kRmsNormsBuffers) {
-    for (const NormTarget& target : {args.first, args.second}) {
-      KVRUN_RETURN_IF_ERROR(
-          Launch(RmsNormArgs{args.x, target.weight, args.epsilon, args.n_rows, args.n_cols, target.out}));
-    }
-    return Status::Ok();
-  }
-  const RmsNormParams params{.n_rows = args.n_rows, .n_cols = args.n_cols, .epsilon = args.epsilon};
-  const KernelChoice kernel{.variant = "rms_norms_f32_wide",
-                            .constants = {args.n_cols % 4 == 0 ? 1U : 0U},
-                            .groups = {args.n_rows, 1, 1}};
-  const std::array storage = {Binding{MemoryOrEmpty(args.x), Access::kRead},
-                              Binding{MemoryOrEmpty(args.first.weight), Access::kRead},
-                              Binding{MemoryOrEmpty(args.first.out), Access::kWrite},
-                              Binding{MemoryOrEmpty(args.second.weight), Access::kRead},
-                              Binding{MemoryOrEmpty(args.second.out), Access::kWrite}};
-  return Record({.kernel = kernel, .storage = storage, .params = ParamBytes(params)});
-}
-
 Status VulkanCommandList::Launch(const MatMulArgs& args) {
   const auto& weight = static_cast<const VulkanMatrix&>(*args.weight);
-  NoteHostBuffer(AsVulkan(*args.output));
+  const MatMulFusion fusion = FusionOf(args, weight.slices().size());
+  if (IsWhole(args, fusion)) return Multiply(args);
+  for (const Operation& part : PartsOf(args, fusion)) KVRUN_RETURN_IF_ERROR(Add(part));
+  return Status::Ok();
+}
+
+Status VulkanCommandList::Multiply(const MatMulArgs& args) {
+  const auto& weight = static_cast<const VulkanMatrix&>(*args.weight);
   const uint32_t wanted_rows = args.n_rows != 0 ? args.n_rows : weight.n_rows();
+  const uint32_t stride = args.output_stride != 0 ? args.output_stride : wanted_rows;
+  NoteHostBuffer(AsVulkan(*args.output), uint64_t{args.n_tokens} * stride * sizeof(float));
   KVRUN_CHECK(wanted_rows <= weight.n_rows());
+  ProductEnds ends{.has_norm = args.norm.weight != nullptr};
+  if (args.gate.gate_up != nullptr) {
+    ends.gate = args.gate.activation == Activation::kSilu ? KVRUN_GATE_SILU : KVRUN_GATE_GELU;
+  }
   for (const MatrixSlice& slice : weight.slices()) {
     if (slice.row_begin >= wanted_rows) break;
-    const uint32_t n_rows = std::min(slice.layout.n_rows, wanted_rows - slice.row_begin);
+    uint32_t n_rows = std::min(slice.layout.n_rows, wanted_rows - slice.row_begin);
+    if (ends.gate != 0) n_rows /= 2;
     const MatMulParams params{
         .planes = slice.layout.planes,
         .n_rows = n_rows,
         .n_cols = weight.n_cols(),
         .n_tokens = args.n_tokens,
-        .output_stride = args.output_stride != 0 ? args.output_stride : wanted_rows,
+        .output_stride = stride,
         .output_offset = args.output_offset + slice.row_begin,
         .bias_offset = args.bias_offset + slice.row_begin,
         .has_bias = args.bias != nullptr ? 1U : 0U,
         .accumulate = args.accumulate ? 1U : 0U,
+        .norm_epsilon = args.norm.epsilon,
     };
-    const KernelChoice kernel =
-        ChooseMatMul(device_.plan(), device_.is_cpu(), weight.type(), n_rows, weight.n_cols(), args.n_tokens);
+    const KernelChoice kernel = ChooseMatMul(device_.plan(), device_.is_cpu(), weight.type(), n_rows,
+                                             weight.n_cols(), args.n_tokens, ends);
+    const Buffer* const constants = ends.has_norm ? args.norm.weight : args.bias;
     const std::array storage = {Binding{&slice.memory, Access::kRead},
                                 Binding{MemoryOrEmpty(args.input), Access::kRead},
                                 Binding{MemoryOrEmpty(args.output), Access::kReadWrite},
-                                Binding{MemoryOrEmpty(args.bias), Access::kRead}};
+                                Binding{MemoryOrEmpty(constants), Access::kRead}};
     KVRUN_RETURN_IF_ERROR(Record({.kernel = kernel, .storage = storage, .params = ParamBytes(params)}));
   }
   return Status::Ok();
@@ -153,19 +181,7 @@ Status VulkanCommandList::Launch(const AttendOp& op) {
   const AttendChoice choice = ChooseAttend(device_.plan(), device_.is_cpu(), args);
   const bool keeps_parts = choice.n_splits > 1 || args.goes_on();
   for (const KvWindow& window : KvWindows(*args.kv, kv, Access::kRead)) {
-    const AttendParams params{.n_heads = args.n_heads,
-                              .n_kv_heads = kv.n_kv_heads,
-                              .head_dim = kv.head_dim,
-                              .n_ctx = kv.n_ctx,
-                              .span_tokens = args.of_prompt ? args.n_tokens : 1,
-                              .n_splits = choice.n_splits,
-                              .keeps_parts = keeps_parts ? 1U : 0U,
-                              .qkv_stride = (args.n_heads + 2 * kv.n_kv_heads) * kv.head_dim,
-                              .scale = args.scale(),
-                              .first_stream = window.first_stream,
-                              .n_streams = window.n_streams,
-                              .window_tokens = args.window_tokens,
-                              .score_cap = args.score_cap};
+    const AttendParams params = ParamsOf(args, choice, window.first_stream, window.n_streams);
     const std::array storage = {Binding{MemoryOrEmpty(args.qkv), Access::kRead}, window.binding,
                                 Binding{MemoryOrEmpty(args.output), Access::kWrite},
                                 Binding{MemoryOrEmpty(args.scratch), Access::kWrite}};
@@ -192,6 +208,40 @@ Status VulkanCommandList::Launch(const AttendOp& op) {
   return Record({.kernel = Linear("merge_splits_f32_floor", uint64_t{n_rows} * (kv.head_dim + 2), 64),
                  .storage = merge_storage,
                  .params = ParamBytes(merge)});
+}
+
+Status VulkanCommandList::Launch(const AttendNewOp& op) {
+  const AttentionArgs& args = op.args;
+  const std::optional<AttendChoice> choice = ChooseAttendNew(device_.plan(), device_.is_cpu(), args);
+  const std::vector<KvWindow> windows = KvWindows(*args.kv, args.kv_shape, Access::kRead);
+  if (!choice || windows.size() > 1) {
+    KVRUN_RETURN_IF_ERROR(Launch(RopeAndStoreOp{args}));
+    return Launch(AttendOp{args});
+  }
+  if (args.angles != nullptr) NoteHostBuffer(AsVulkan(*args.angles));
+  const AttendNewParams params{ParamsOf(args, *choice, 0, windows.front().n_streams), NewEntryOf(args)};
+  KVRUN_ASSIGN_OR_RETURN(const DeviceBuffer* const counters, Counters());
+  Binding written = windows.front().binding;
+  written.access = Access::kWrite;
+  const std::array storage = {Binding{MemoryOrEmpty(args.qkv), Access::kRead},
+                              windows.front().binding,
+                              Binding{MemoryOrEmpty(args.output), Access::kWrite},
+                              Binding{MemoryOrEmpty(args.scratch), Access::kReadWrite},
+                              Binding{MemoryOrEmpty(args.angles), Access::kRead},
+                              Binding{MemoryOrEmpty(args.norms), Access::kRead},
+                              written,
+                              Binding{counters, Access::kReadWrite}};
+  static_assert(storage.size() == kAttendNewBuffers);
+  return Record({.kernel = choice->kernel,
+                 .storage = storage,
+                 .step = &AsVulkan(*args.step),
+                 .params = ParamBytes(params),
+                 .note = args.window_tokens == 0 ? "" : "_window"});
+}
+
+Status VulkanCommandList::Launch(const AttendNewSlotsOp& op) {
+  KVRUN_RETURN_IF_ERROR(Launch(RopeAndEncodeOp{op.args}));
+  return Launch(AttendSlotsOp{op.args});
 }
 
 Status VulkanCommandList::Launch(const FinishAttentionOp& op) {

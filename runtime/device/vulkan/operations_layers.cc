@@ -36,6 +36,10 @@ Result<const DeviceBuffer*> VulkanCommandList::TakeWorkspace(Workspace which, ui
   return &buffer->memory();
 }
 
+Result<const DeviceBuffer*> VulkanCommandList::Counters() {
+  return TakeWorkspace(Workspace::kCounters, KVRUN_WORKGROUP_COUNTERS * sizeof(uint32_t));
+}
+
 Status VulkanCommandList::Launch(const SigmoidGateArgs& args) {
   const SigmoidGateParams params{.n_values = args.n_rows * args.n_cols};
   const bool vectors = params.n_values % 4 == 0;

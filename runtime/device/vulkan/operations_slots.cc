@@ -100,7 +100,7 @@ Status VulkanCommandList::Launch(const RopeAndEncodeOp& op) {
                  .params = ParamBytes(params)});
 }
 
-// The parts of all sources, or the output.
+// The output of all sources.
 Status VulkanCommandList::AttendMerged(const SlotAttentionArgs& args, const AttendSlotsPlan& plan) {
   const AttentionArgs& attention = args.attention;
   const uint32_t n_kv_heads = attention.kv_shape.n_kv_heads;
@@ -113,7 +113,9 @@ Status VulkanCommandList::AttendMerged(const SlotAttentionArgs& args, const Atte
                              .keeps_parts = plan.keeps_parts ? 1U : 0U,
                              .qkv_stride = (attention.n_heads + 2 * n_kv_heads) * head_dim,
                              .scale = attention.scale(),
-                             .score_cap = attention.score_cap};
+                             .score_cap = attention.score_cap,
+                             .means_begin = args.space.means_begin};
+  KVRUN_ASSIGN_OR_RETURN(const DeviceBuffer* const counters, Counters());
   std::vector<Binding> storage = {{MemoryOrEmpty(attention.qkv), Access::kRead}};
   for (size_t place = 0; place < plan.merged->places.size(); ++place) {
     const std::optional<uint32_t> nth = plan.merged->places.at(place);
@@ -130,8 +132,10 @@ Status VulkanCommandList::AttendMerged(const SlotAttentionArgs& args, const Atte
                              .n_slots = shape.stream_slots(),
                              .table_stride = shape.table_words()};
   }
-  const Buffer* result = plan.keeps_parts ? attention.scratch : attention.output;
-  storage.push_back({MemoryOrEmpty(result), Access::kWrite});
+  storage.push_back({MemoryOrEmpty(attention.output), Access::kWrite});
+  storage.push_back({MemoryOrEmpty(attention.scratch), Access::kReadWrite});
+  storage.push_back({MemoryOrEmpty(args.space.constants), Access::kRead});
+  storage.push_back({counters, Access::kReadWrite});
   return Record({.kernel = WithCap(plan.merged->choice.kernel, attention.score_cap),
                  .storage = storage,
                  .step = &AsVulkan(*attention.step),
@@ -179,8 +183,8 @@ Status VulkanCommandList::Launch(const AttendSlotsOp& op) {
   const SlotAttentionArgs& args = op.args;
   const AttentionArgs& attention = args.attention;
   const AttendSlotsPlan plan = PlanAttendSlots(device_.plan(), device_.is_cpu(), args);
-  if (plan.merged) KVRUN_RETURN_IF_ERROR(AttendMerged(args, plan));
-  for (uint32_t nth = 0; nth < args.n_sources && !plan.merged; ++nth) {
+  if (plan.merged) return AttendMerged(args, plan);
+  for (uint32_t nth = 0; nth < args.n_sources; ++nth) {
     if (args.sources.at(nth).shape.n_slots != 0) KVRUN_RETURN_IF_ERROR(AttendSource(args, plan, nth));
   }
   if (!plan.keeps_parts) return Status::Ok();

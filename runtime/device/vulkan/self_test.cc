@@ -15,6 +15,7 @@
 #include "runtime/device/vulkan/score_plan.h"
 #include "runtime/device/vulkan/shader_library.h"
 #include "shaders/shared/index_params.h"
+#include "shaders/shared/op_params.h"
 
 namespace kvrun {
 namespace {
@@ -39,6 +40,18 @@ void AddMatMuls(const DevicePlan& plan, bool is_cpu, Checks& checks) {
   }
 }
 
+void AddGatedProducts(const DevicePlan& plan, bool is_cpu, Checks& checks) {
+  constexpr uint32_t kRows = 45;
+  constexpr uint32_t kCols = 512;
+  for (const TensorType type : kSelfTestTypes) {
+    const ProductEnds ends{.has_norm = true, .gate = KVRUN_GATE_SILU};
+    checks.push_back(
+        {fmt::format("{} ({} x {}, norm and gate)",
+                     ChooseMatMul(plan, is_cpu, type, kRows, kCols, 1, ends).variant, kRows, kCols),
+         [=](VulkanComputeDevice& device) { return CheckGatedProduct(device, type, kRows, kCols); }});
+  }
+}
+
 void AddAttend(const DevicePlan& plan, bool is_cpu, const AttentionCase& c, Checks& checks) {
   AttentionArgs args;
   args.kv_shape = c.kv_shape();
@@ -55,6 +68,21 @@ void AddAttend(const DevicePlan& plan, bool is_cpu, const AttentionCase& c, Chec
                     [c](VulkanComputeDevice& device) { return CheckAttention(device, c, false); }});
 }
 
+void AddAttendNew(const DevicePlan& plan, bool is_cpu, const AttentionCase& c, bool halves, Checks& checks) {
+  AttentionArgs args;
+  args.kv_shape = c.kv_shape();
+  args.n_heads = c.n_heads();
+  args.n_tokens = 1;
+  args.window_tokens = c.window_tokens;
+  args.score_cap = c.score_cap;
+  const std::optional<AttendChoice> choice = ChooseAttendNew(plan, is_cpu, args);
+  if (!choice) return;
+  checks.push_back(
+      {fmt::format("{} (head size {}, position {}{}{})", choice->kernel.variant, c.head_dim, c.position,
+                   c.window_tokens > 0 ? ", window" : "", c.score_cap > 0.0F ? ", cap" : ""),
+       [=](VulkanComputeDevice& device) { return CheckAttendNew(device, c, halves); }});
+}
+
 void AddAttentionChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
   for (const KvType type : {KvType::kF16, KvType::kF32}) {
     for (const bool halves : {false, true}) {
@@ -66,7 +94,10 @@ void AddAttentionChecks(const DevicePlan& plan, bool is_cpu, Checks& checks) {
     for (const uint32_t head_dim : {64U, 80U}) {  // 80 is never a subgroup's
       for (const uint32_t group : {1U, 2U, 4U, 8U}) {
         AddAttend(plan, is_cpu, {type, head_dim, group, 1, 450}, checks);
+        AddAttendNew(plan, is_cpu, {type, head_dim, group, 1, 450}, group % 2 == 0, checks);
       }
+      AddAttendNew(plan, is_cpu, {type, head_dim, 3, 1, 0}, false, checks);
+      AddAttendNew(plan, is_cpu, {type, head_dim, 2, 1, 600, 300, 2.0F}, true, checks);
       AddAttend(plan, is_cpu, {type, head_dim, 3, 20, 300}, checks);
       // Across the ring's end.
       AddAttend(plan, is_cpu, {type, head_dim, 2, 1, 600, 300, 2.0F}, checks);
@@ -97,8 +128,7 @@ void AddAttendSlots(const DevicePlan& plan, bool is_cpu, const SlotCase& c, Chec
 void AddAttendSources(const DevicePlan& plan, bool is_cpu, const SlotCase& c, Checks& checks) {
   const AttendSlotsPlan planned = PlanAttendSlots(plan, is_cpu, ArgsOfSources(c));
   if (!planned.merged) return;
-  checks.push_back({fmt::format("{}{} (K {}, V {}, head size {})", planned.merged->choice.kernel.variant,
-                                planned.keeps_parts ? ", combine_splits_f32_floor" : "",
+  checks.push_back({fmt::format("{} (K {}, V {}, head size {})", planned.merged->choice.kernel.variant,
                                 VariantTypeName(c.k_type), VariantTypeName(c.v_type), c.head_dim),
                     [c](VulkanComputeDevice& device) { return CheckSlotSources(device, c); }});
 }
@@ -372,13 +402,10 @@ std::vector<KernelCheck> KernelChecks(const DevicePlan& plan, bool is_cpu) {
                       [=](VulkanComputeDevice& device) { return CheckEmbed(device, type); }});
   }
   AddMatMuls(plan, is_cpu, checks);
+  AddGatedProducts(plan, is_cpu, checks);
   for (const uint32_t n : {576U, 30U}) {
     checks.push_back({fmt::format("rms_norm_f32_floor ({} columns)", n),
                       [=](VulkanComputeDevice& device) { return CheckRmsNorm(device, n); }});
-    if (plan.max_storage_buffers >= kRmsNormsBuffers) {
-      checks.push_back({fmt::format("rms_norms_f32_wide ({} columns)", n),
-                        [=](VulkanComputeDevice& device) { return CheckRmsNorms(device, n); }});
-    }
     checks.push_back({fmt::format("swiglu_f32_floor ({} columns)", n),
                       [=](VulkanComputeDevice& device) { return CheckSwiGlu(device, n); }});
   }

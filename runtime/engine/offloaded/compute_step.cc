@@ -1,5 +1,7 @@
 #include "runtime/engine/offloaded/compute_step.h"
 
+#include <vector>
+
 namespace kvrun {
 namespace {
 
@@ -9,8 +11,8 @@ uint32_t CountLayers(const StepLists& lists, const StepForm& form) {
 }
 
 // last: of the lists that were submitted, whatever fails then.
-Result<uint64_t> Submit(Device& device, const StepLists& lists, const StepForm& form,
-                        std::span<StepRecords* const> caches, KvThread* thread, uint64_t* last) {
+Status Submit(Device& device, const StepLists& lists, const StepForm& form,
+              std::span<StepRecords* const> caches, KvThread* thread, uint64_t* last) {
   uint64_t first_ready = 0;
   if (thread != nullptr) {
     first_ready = device.ReserveHostValues(CountLayers(lists, form));
@@ -21,17 +23,17 @@ Result<uint64_t> Submit(Device& device, const StepLists& lists, const StepForm& 
       for (uint32_t i = 0; i < CountLayers(lists, form); ++i) KVRUN_RETURN_IF_ERROR(records->FetchLayer(i));
     }
   }
+  std::vector<Device::Submission> submissions;
   for (uint32_t i = 0; i < lists.size(); ++i) {
-    const uint64_t wait = thread != nullptr && i > form.lookahead ? first_ready + i - 1 - form.lookahead : 0;
-    Result<uint64_t> submitted = device.Submit(*lists[i], wait);
-    if (!submitted.ok()) {
-      if (thread != nullptr) thread->Abandon();
-      return submitted;
-    }
-    *last = *submitted;
-    if (thread != nullptr) thread->Post(i, *last);
+    const bool waits = thread != nullptr && i > form.lookahead;
+    submissions.push_back({lists[i].get(), waits ? first_ready + i - 1 - form.lookahead : 0});
   }
-  return *last;
+  const Status status = device.SubmitAll(submissions, [&](size_t i, uint64_t value) {
+    *last = value;
+    if (thread != nullptr) thread->Post(static_cast<uint32_t>(i), value);
+  });
+  if (!status.ok() && thread != nullptr) thread->Abandon();
+  return status;
 }
 
 }  // namespace
@@ -39,13 +41,13 @@ Result<uint64_t> Submit(Device& device, const StepLists& lists, const StepForm& 
 Status ComputeStep(Device& device, const StepLists& lists, const StepForm& form,
                    std::span<StepRecords* const> caches, KvThread* thread) {
   uint64_t last = 0;
-  const Result<uint64_t> value = Submit(device, lists, form, caches, thread, &last);
+  const Status submitted = Submit(device, lists, form, caches, thread, &last);
   // One after the other: where two threads wait for a timeline, Debian 12's validation layer loses track of
   // it.
   const Status served = thread != nullptr ? thread->End() : Status::Ok();
   const Status waited = last > 0 ? device.Wait(last) : Status::Ok();  // nothing is in use any more
   KVRUN_RETURN_IF_ERROR(served);
-  KVRUN_RETURN_IF_ERROR(value.status());
+  KVRUN_RETURN_IF_ERROR(submitted);
   return waited;
 }
 

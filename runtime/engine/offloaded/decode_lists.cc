@@ -73,6 +73,7 @@ StepForm DecodeLists::form() const {
 
 Status DecodeLists::RecordAttention(CommandList& list, uint32_t layer, uint32_t n_rows) {
   const SlotAttentionArgs attention = SlotAttention(layer, n_rows);
+  if (!probe_.is_wanted()) return list.AttendNewSlots(attention);
   KVRUN_RETURN_IF_ERROR(list.RopeAndEncode(attention));
   KVRUN_RETURN_IF_ERROR(probe_.RecordQueries(list, layer));
   return list.AttendSlots(attention);

@@ -284,7 +284,7 @@ Status OffloadedForwardPass::MoreLogits(std::span<const uint32_t> outputs, std::
     KVRUN_RETURN_IF_ERROR(LoadHidden(outputs.subspan(done), &rows));
     KVRUN_CHECK(!rows.empty());
     KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
-    KVRUN_RETURN_IF_ERROR(commands_.Head(*list, static_cast<uint32_t>(rows.size()), commands_.own()));
+    KVRUN_RETURN_IF_ERROR(commands_.Head(*list, 0, static_cast<uint32_t>(rows.size()), commands_.own()));
     KVRUN_RETURN_IF_ERROR(list->Finish());
     commands_.WriteOutputs(rows);
     KVRUN_RETURN_IF_ERROR(device_.Execute(*list));

@@ -271,7 +271,7 @@ Result<PrefillTiles::ChunkLists*> PrefillTiles::ListsFor(uint32_t layer, const C
   const auto n_tapped = static_cast<uint32_t>(turn.tapped.size());
   const AttentionArgs attention = TileAttention(layer, chunk.n_rows, place, 0);
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> before, device_.CreateCommandList());
-  KVRUN_RETURN_IF_ERROR(commands_.BeforeAttention(*before, ModelLayer(layer), chunk.n_rows, place));
+  KVRUN_RETURN_IF_ERROR(commands_.Qkv(*before, ModelLayer(layer), chunk.n_rows, place));
   KVRUN_RETURN_IF_ERROR(before->RopeAndStore(attention));
   KVRUN_RETURN_IF_ERROR(sink.Tap(*before, {place.step, place.qkv, n_tapped, chunk.n_rows, chunk.skip_rows}));
   KVRUN_RETURN_IF_ERROR(before->Finish());
@@ -367,7 +367,7 @@ Status PrefillTiles::BeginChunk(uint32_t layer, BlockChunk& in_block, uint32_t t
   AttentionArgs attention = TileAttention(layer, chunk.n_rows, place, chunk.tile);
   attention.parts_after = in_block.parts;
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> queries, device_.CreateCommandList());
-  KVRUN_RETURN_IF_ERROR(commands_.BeforeAttention(*queries, ModelLayer(layer), chunk.n_rows, place));
+  KVRUN_RETURN_IF_ERROR(commands_.Qkv(*queries, ModelLayer(layer), chunk.n_rows, place));
   KVRUN_RETURN_IF_ERROR(queries->Finish());
   Status spilled_and_loaded = Beside(*queries, [&]() -> Status {
     if (tile_before > 0) KVRUN_RETURN_IF_ERROR(SpillLater(tile_before));

@@ -227,9 +227,7 @@ Status SelectedPrefill::RecordChoice(CommandList& list, uint32_t model_layer) {
   const uint32_t n = n_choosing_;
   const uint32_t layer = KvLayerOf(model_layer);
   KVRUN_RETURN_IF_ERROR(list.GatherRows(*commands_.hidden(), *inputs_.step, n, config.n_embd, hidden_.get()));
-  KVRUN_RETURN_IF_ERROR(list.RmsNorm(*hidden_, *commands_.layer(model_layer).attention_norm,
-                                     config.rms_epsilon, n, config.n_embd, normed_.get()));
-  KVRUN_RETURN_IF_ERROR(commands_.Query(list, model_layer, n, *normed_, query_.get()));
+  KVRUN_RETURN_IF_ERROR(commands_.Query(list, model_layer, n, {hidden_.get(), normed_.get(), query_.get()}));
   KVRUN_RETURN_IF_ERROR(list.ScoreAndSelect(Score(layer)));
   return cache_.index()->RecordSearch(list, layer, n, score_scratch_.get());
 }
@@ -323,7 +321,7 @@ Status SelectedPrefill::RunKvLayer(uint32_t model_layer, std::span<const StepRow
   attention.kv_shape = tiling_.first;
   attention.scratch = scratch_.get();
   KVRUN_ASSIGN_OR_RETURN(std::unique_ptr<CommandList> list, device_.CreateCommandList());
-  KVRUN_RETURN_IF_ERROR(commands_.BeforeAttention(*list, model_layer, n_rows(), place));
+  KVRUN_RETURN_IF_ERROR(commands_.Qkv(*list, model_layer, n_rows(), place));
   KVRUN_RETURN_IF_ERROR(list->RopeAndStore(attention));
   KVRUN_RETURN_IF_ERROR(
       store.Tap(*list, {place.step, place.qkv, static_cast<uint32_t>(tapped.size()), n_rows(), 0}));

@@ -43,7 +43,7 @@ class WeightLoader {
 
   Result<DeviceLayer> LoadLayer(const LayerWeights& source) {
     DeviceLayer layer;
-    KVRUN_ASSIGN_OR_RETURN(layer.attention_norm, LoadVectors({source.attention_norm}, {config_.n_embd}));
+    KVRUN_RETURN_IF_ERROR(LoadAttentionNorm(source, layer));
     if (source.q.is_there()) KVRUN_RETURN_IF_ERROR(LoadAttention(source, layer));
     if (source.delta_qkv != nullptr) KVRUN_RETURN_IF_ERROR(LoadDeltaNet(source, layer));
     if (source.convolution_input != nullptr) KVRUN_RETURN_IF_ERROR(LoadConvolution(source, layer));
@@ -54,6 +54,19 @@ class WeightLoader {
                                                    : LoadFeedForward(source, layer));
     KVRUN_ASSIGN_OR_RETURN(layer.post_ffn_norm, LoadVectors({source.post_ffn_norm}, {config_.n_embd}));
     return layer;
+  }
+
+  Status LoadAttentionNorm(const LayerWeights& source, DeviceLayer& layer) {
+    layer.has_qkv_bias = source.q_bias != nullptr || source.k_bias != nullptr || source.v_bias != nullptr;
+    if (!layer.has_qkv_bias) {
+      KVRUN_ASSIGN_OR_RETURN(layer.attention_norm, LoadVectors({source.attention_norm}, {config_.n_embd}));
+      return Status::Ok();
+    }
+    KVRUN_ASSIGN_OR_RETURN(
+        layer.attention_norm,
+        LoadVectors({source.attention_norm, source.q_bias, source.k_bias, source.v_bias},
+                    {config_.n_embd, config_.q_dim(), config_.kv_dim(), config_.kv_dim()}));
+    return Status::Ok();
   }
 
   Status LoadAttention(const LayerWeights& source, DeviceLayer& layer) {
@@ -72,9 +85,6 @@ class WeightLoader {
     qkv.insert(qkv.end(), {Of(source.k), Of(source.v)});
     KVRUN_ASSIGN_OR_RETURN(layer.qkv, LoadStack(qkv));
     KVRUN_ASSIGN_OR_RETURN(layer.query_gate, LoadStack(gate));
-    KVRUN_ASSIGN_OR_RETURN(layer.qkv_bias,
-                           LoadVectors({source.q_bias, source.k_bias, source.v_bias},
-                                       {config_.q_dim(), config_.kv_dim(), config_.kv_dim()}));
     KVRUN_ASSIGN_OR_RETURN(layer.qk_norms,
                            LoadVectors({source.q_norm, source.k_norm}, {config_.head_dim, config_.head_dim}));
     KVRUN_ASSIGN_OR_RETURN(layer.block_output, LoadStack({Of(source.attention_output)}));

@@ -21,10 +21,11 @@ struct StackedMatrix {
 using MatrixStack = std::vector<StackedMatrix>;
 
 struct DeviceLayer {
+  // [n_embd]; where Q, K and V have biases, these after it: [n_embd + q_dim + 2 * kv_dim].
   std::unique_ptr<Buffer> attention_norm;
+  bool has_qkv_bias = false;
   // What looks back, as the layer's kind is.
   MatrixStack qkv;                   // attention: [q_dim + 2 * kv_dim, n_embd]
-  std::unique_ptr<Buffer> qkv_bias;  // [q_dim + 2 * kv_dim]; null: none
   std::unique_ptr<Buffer> qk_norms;  // q_norm, k_norm: [2, head_dim]; null: none
   MatrixStack query_gate;            // [q_dim, n_embd]; empty: none
   // Delta net: queries, keys and values of the convolution, gate, alpha, beta: [n_channels + value_dim + 2 *

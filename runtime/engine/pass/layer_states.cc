@@ -127,7 +127,7 @@ Status LayerStates::MakeScratch(const StepCommands& commands) {
 Status LayerStates::RecordInput(CommandList& list, const StepCommands& commands, uint32_t layer,
                                 uint32_t n_rows, const StepPlace& place) {
   const bool is_attention = commands.config().layers[layer].kind == LayerKind::kWindowedAttention;
-  return is_attention ? commands.BeforeAttention(list, layer, n_rows, place)
+  return is_attention ? commands.Qkv(list, layer, n_rows, place)
                       : commands.StateInput(list, layer, n_rows, place);
 }
 
@@ -152,6 +152,7 @@ Status LayerStates::RecordLookBack(CommandList& list, const StepCommands& comman
     case LayerKind::kAttention: break;
     case LayerKind::kWindowedAttention: {
       const AttentionArgs args = WindowAttention(commands, layer, n_rows, of_prompt, place);
+      if (!of_prompt) return list.AttendNew(args);
       KVRUN_RETURN_IF_ERROR(list.RopeAndStore(args));
       return list.Attend(args);
     }

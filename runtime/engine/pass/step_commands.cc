@@ -223,14 +223,19 @@ void StepCommands::WriteOutputs(const StepPlace& place, std::span<const uint32_t
   for (size_t i = 0; i < outputs.size(); ++i) step->tokens[i].output_row = outputs[i];
 }
 
+InputNorm StepCommands::Norm(const std::unique_ptr<Buffer>& weight, Buffer* rows) const {
+  return {.weight = weight.get(), .epsilon = config_->rms_epsilon, .rows = rows};
+}
+
 // One product for each matrix of the stack; their results lie side by side.
 Status StepCommands::Product(CommandList& list, const MatrixStack& stack, const MatMulArgs& args) {
+  MatMulArgs product = args;
   for (const StackedMatrix& part : stack) {
-    MatMulArgs product = args;
     product.weight = part.matrix.get();
-    product.output_offset = part.row_begin;
-    product.bias_offset = part.row_begin;
+    product.output_offset = args.output_offset + part.row_begin;
+    product.bias_offset = args.bias_offset + part.row_begin;
     KVRUN_RETURN_IF_ERROR(list.MatMul(product));
+    product.norm.was_before = true;
   }
   return Status::Ok();
 }
@@ -243,63 +248,47 @@ Status StepCommands::Embed(CommandList& list, uint32_t n_rows, const StepPlace& 
                      .scale = config_->embedding_scale});
 }
 
-Status StepCommands::BeforeAttention(CommandList& list, uint32_t layer, uint32_t n_rows,
-                                     const StepPlace& place) const {
-  KVRUN_RETURN_IF_ERROR(AttentionNorm(list, layer, n_rows, *place.hidden, normed_.get()));
-  return Qkv(list, layer, n_rows, place.qkv);
-}
-
-Status StepCommands::AttentionNorm(CommandList& list, uint32_t layer, uint32_t n_rows, const Buffer& hidden,
-                                   Buffer* out) const {
-  return list.RmsNorm(hidden, *weights_->layers[layer].attention_norm, config_->rms_epsilon, n_rows,
-                      config_->n_embd, out);
-}
-
-Status StepCommands::AttentionNorms(CommandList& list, uint32_t layer, uint32_t later, uint32_t n_rows,
-                                    Buffer* later_out) const {
-  return list.RmsNorms(*hidden_, {weights_->layers[layer].attention_norm.get(), normed_.get()},
-                       {weights_->layers[later].attention_norm.get(), later_out}, config_->rms_epsilon,
-                       n_rows, config_->n_embd);
-}
-
-Status StepCommands::Qkv(CommandList& list, uint32_t layer, uint32_t n_rows) const {
-  return Qkv(list, layer, n_rows, qkv_.get());
-}
-
-Status StepCommands::Qkv(CommandList& list, uint32_t layer, uint32_t n_rows, Buffer* qkv) const {
+Status StepCommands::Qkv(CommandList& list, uint32_t layer, uint32_t n_rows, const StepPlace& place) const {
   const DeviceLayer& weights = weights_->layers[layer];
+  const InputNorm norm = Norm(weights.attention_norm, normed_.get());
   KVRUN_RETURN_IF_ERROR(Product(list, weights.qkv,
-                                {.input = normed_.get(),
-                                 .output = qkv,
-                                 .bias = weights.qkv_bias.get(),
+                                {.input = place.hidden,
+                                 .output = place.qkv,
+                                 .bias = weights.has_qkv_bias ? weights.attention_norm.get() : nullptr,
                                  .n_tokens = n_rows,
-                                 .output_stride = qkv_dim()}));
-  return GateProduct(list, layer, n_rows);
+                                 .output_stride = qkv_dim(),
+                                 .bias_offset = config_->n_embd,
+                                 .norm = norm}));
+  return GateProduct(list, layer, n_rows, place, /*was_normed=*/true);
 }
 
 Status StepCommands::QueryGate(CommandList& list, uint32_t layer, uint32_t n_rows,
                                const StepPlace& place) const {
-  if (weights_->layers[layer].query_gate.empty()) return Status::Ok();
-  KVRUN_RETURN_IF_ERROR(AttentionNorm(list, layer, n_rows, *place.hidden, normed_.get()));
-  return GateProduct(list, layer, n_rows);
+  return GateProduct(list, layer, n_rows, place, /*was_normed=*/false);
 }
 
-Status StepCommands::GateProduct(CommandList& list, uint32_t layer, uint32_t n_rows) const {
-  return Product(list, weights_->layers[layer].query_gate,
-                 {.input = normed_.get(),
+Status StepCommands::GateProduct(CommandList& list, uint32_t layer, uint32_t n_rows, const StepPlace& place,
+                                 bool was_normed) const {
+  const DeviceLayer& weights = weights_->layers[layer];
+  InputNorm norm = Norm(weights.attention_norm, normed_.get());
+  norm.was_before = was_normed;
+  return Product(list, weights.query_gate,
+                 {.input = place.hidden,
                   .output = query_gate_.get(),
                   .n_tokens = n_rows,
-                  .output_stride = config_->q_dim()});
+                  .output_stride = config_->q_dim(),
+                  .norm = norm});
 }
 
 Status StepCommands::StateInput(CommandList& list, uint32_t layer, uint32_t n_rows,
                                 const StepPlace& place) const {
-  KVRUN_RETURN_IF_ERROR(AttentionNorm(list, layer, n_rows, *place.hidden, normed_.get()));
-  return Product(list, weights_->layers[layer].state_input,
-                 {.input = normed_.get(),
+  const DeviceLayer& weights = weights_->layers[layer];
+  return Product(list, weights.state_input,
+                 {.input = place.hidden,
                   .output = state_input_.get(),
                   .n_tokens = n_rows,
-                  .output_stride = StateInputDim(*config_)});
+                  .output_stride = StateInputDim(*config_),
+                  .norm = Norm(weights.attention_norm, normed_.get())});
 }
 
 Status StepCommands::AddNormed(CommandList& list, const Buffer& norm, uint32_t n_rows, Buffer* hidden) const {
@@ -366,28 +355,40 @@ Status StepCommands::Experts(CommandList& list, uint32_t layer, uint32_t n_rows,
 Status StepCommands::FeedForward(CommandList& list, uint32_t layer, uint32_t n_rows, Buffer* hidden) const {
   const DeviceLayer& weights = weights_->layers[layer];
   const uint32_t n_embd = config_->n_embd;
-  KVRUN_RETURN_IF_ERROR(
-      list.RmsNorm(*hidden, *weights.ffn_norm, config_->rms_epsilon, n_rows, n_embd, normed_.get()));
-  if (weights.experts_down != nullptr) return Experts(list, layer, n_rows, hidden);
+  if (weights.experts_down != nullptr) {
+    KVRUN_RETURN_IF_ERROR(
+        list.RmsNorm(*hidden, *weights.ffn_norm, config_->rms_epsilon, n_rows, n_embd, normed_.get()));
+    return Experts(list, layer, n_rows, hidden);
+  }
+  KVRUN_RETURN_IF_ERROR(GatedProduct(list, layer, n_rows, hidden));
   const Buffer* const norm = weights.post_ffn_norm.get();
-  Buffer* const out = norm != nullptr ? block_result_.get() : hidden;
-  KVRUN_RETURN_IF_ERROR(Product(list, weights.gate_up,
-                                {.input = normed_.get(),
-                                 .output = gate_up_.get(),
-                                 .n_tokens = n_rows,
-                                 .output_stride = 2 * config_->n_ff}));
-  KVRUN_RETURN_IF_ERROR(list.GatedUnit({.gate_up = gate_up_.get(),
-                                        .n_tokens = n_rows,
-                                        .n_ff = config_->n_ff,
-                                        .out = ffn_.get(),
-                                        .activation = GateOf(*config_)}));
   KVRUN_RETURN_IF_ERROR(Product(list, weights.ffn_down,
                                 {.input = ffn_.get(),
-                                 .output = out,
+                                 .output = norm != nullptr ? block_result_.get() : hidden,
                                  .n_tokens = n_rows,
                                  .output_stride = n_embd,
                                  .accumulate = norm == nullptr}));
   return norm != nullptr ? AddNormed(list, *norm, n_rows, hidden) : Status::Ok();
+}
+
+Status StepCommands::GatedProduct(CommandList& list, uint32_t layer, uint32_t n_rows,
+                                  const Buffer* hidden) const {
+  const DeviceLayer& weights = weights_->layers[layer];
+  MatMulArgs product{.input = hidden, .n_tokens = n_rows, .norm = Norm(weights.ffn_norm, normed_.get())};
+  if (weights.gate_up.size() == 1) {
+    product.weight = weights.gate_up.front().matrix.get();
+    product.output = ffn_.get();
+    product.gate = {.gate_up = gate_up_.get(), .activation = GateOf(*config_)};
+    return list.MatMul(product);
+  }
+  product.output = gate_up_.get();
+  product.output_stride = 2 * config_->n_ff;
+  KVRUN_RETURN_IF_ERROR(Product(list, weights.gate_up, product));
+  return list.GatedUnit({.gate_up = gate_up_.get(),
+                         .n_tokens = n_rows,
+                         .n_ff = config_->n_ff,
+                         .out = ffn_.get(),
+                         .activation = GateOf(*config_)});
 }
 
 Status StepCommands::AfterAttention(CommandList& list, uint32_t layer, uint32_t n_rows,
@@ -396,34 +397,39 @@ Status StepCommands::AfterAttention(CommandList& list, uint32_t layer, uint32_t 
   return FeedForward(list, layer, n_rows, place.hidden);
 }
 
-Status StepCommands::Query(CommandList& list, uint32_t layer, uint32_t n_rows, const Buffer& normed,
-                           Buffer* query) const {
+Status StepCommands::Query(CommandList& list, uint32_t layer, uint32_t n_rows,
+                           const QueryPlace& place) const {
   const DeviceLayer& weights = weights_->layers[layer];
+  MatMulArgs product{.input = place.hidden,
+                     .output = place.query,
+                     .bias = weights.has_qkv_bias ? weights.attention_norm.get() : nullptr,
+                     .n_tokens = n_rows,
+                     .output_stride = config_->q_dim(),
+                     .norm = Norm(weights.attention_norm, place.normed)};
   for (const StackedMatrix& part : weights.qkv) {
     if (part.row_begin >= config_->q_dim()) break;
-    KVRUN_RETURN_IF_ERROR(
-        list.MatMul({.weight = part.matrix.get(),
-                     .input = &normed,
-                     .output = query,
-                     .bias = weights.qkv_bias.get(),
-                     .n_tokens = n_rows,
-                     .n_rows = std::min(part.matrix->n_rows(), config_->q_dim() - part.row_begin),
-                     .output_stride = config_->q_dim(),
-                     .output_offset = part.row_begin,
-                     .bias_offset = part.row_begin}));
+    product.weight = part.matrix.get();
+    product.n_rows = std::min(part.matrix->n_rows(), config_->q_dim() - part.row_begin);
+    product.output_offset = part.row_begin;
+    product.bias_offset = config_->n_embd + part.row_begin;
+    KVRUN_RETURN_IF_ERROR(list.MatMul(product));
+    product.norm.was_before = true;
   }
   return Status::Ok();
 }
 
-Status StepCommands::Head(CommandList& list, uint32_t n_outputs, const StepPlace& place) const {
-  KVRUN_RETURN_IF_ERROR(
-      list.GatherRows(*place.hidden, *place.step, n_outputs, config_->n_embd, output_rows_.get()));
-  KVRUN_RETURN_IF_ERROR(list.RmsNorm(*output_rows_, *weights_->output_norm, config_->rms_epsilon, n_outputs,
-                                     config_->n_embd, output_rows_.get()));
+Status StepCommands::Head(CommandList& list, uint32_t n_rows, uint32_t n_outputs,
+                          const StepPlace& place) const {
+  const bool is_only_row = n_rows == 1 && n_outputs == 1;
+  if (!is_only_row) {
+    KVRUN_RETURN_IF_ERROR(
+        list.GatherRows(*place.hidden, *place.step, n_outputs, config_->n_embd, output_rows_.get()));
+  }
   return list.MatMul({.weight = &weights_->output(),
-                      .input = output_rows_.get(),
+                      .input = is_only_row ? place.hidden : output_rows_.get(),
                       .output = logits_.get(),
-                      .n_tokens = n_outputs});
+                      .n_tokens = n_outputs,
+                      .norm = Norm(weights_->output_norm, output_rows_.get())});
 }
 
 std::span<const float> StepCommands::logits() const {

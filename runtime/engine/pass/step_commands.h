@@ -68,8 +68,6 @@ class StepCommands {
     return {hidden_.get(), inputs_.step.get(), inputs_.angles.get(), inputs_.windowed_angles.get(),
             qkv_.get(),    attended_.get()};
   }
-  // Of AttentionNorm, until AfterAttention.
-  const Buffer* normed() const { return normed_.get(); }
   Buffer* qkv() const { return qkv_.get(); }  // float [rows, qkv_dim]
   const Buffer* step() const { return inputs_.step.get(); }
 
@@ -93,28 +91,25 @@ class StepCommands {
 
   Status Embed(CommandList& list, uint32_t n_rows, const StepPlace& place) const;
   // Norm, and the product to Q, K and V.
-  Status BeforeAttention(CommandList& list, uint32_t layer, uint32_t n_rows, const StepPlace& place) const;
+  Status Qkv(CommandList& list, uint32_t layer, uint32_t n_rows, const StepPlace& place) const;
   // The output projection of what looks back, and the feed-forward network, added to the residual stream.
   Status AfterAttention(CommandList& list, uint32_t layer, uint32_t n_rows, const StepPlace& place) const;
-  // BeforeAttention in two parts. The norm, by itself or with that of a later layer of the same hidden
-  // states: float [n_rows, n_embd].
-  Status AttentionNorm(CommandList& list, uint32_t layer, uint32_t n_rows) const {
-    return AttentionNorm(list, layer, n_rows, *hidden_, normed_.get());
-  }
-  Status AttentionNorms(CommandList& list, uint32_t layer, uint32_t later, uint32_t n_rows,
-                        Buffer* later_out) const;
-  Status Qkv(CommandList& list, uint32_t layer, uint32_t n_rows) const;
   // Where queries have gates: those, once more, as Qkv computes them.
   Status QueryGate(CommandList& list, uint32_t layer, uint32_t n_rows, const StepPlace& place) const;
   // Norm, and the product that a layer without attention begins with: float [n_rows, state_input_dim].
   Status StateInput(CommandList& list, uint32_t layer, uint32_t n_rows, const StepPlace& place) const;
   Buffer* state_input() const { return state_input_.get(); }
   static uint32_t StateInputDim(const ModelConfig& config);  // 0: all layers have attention
-  // Q of a layer from hidden states that its norm was applied to: float [n_rows, q_dim], neither normalised
-  // nor rotated.
-  Status Query(CommandList& list, uint32_t layer, uint32_t n_rows, const Buffer& normed, Buffer* query) const;
-  // Logits of the rows that WriteOutputs names.
-  Status Head(CommandList& list, uint32_t n_outputs, const StepPlace& place) const;
+  // Q of a layer from hidden states, after that layer's norm; neither are its heads normalised, nor rotated.
+  struct QueryPlace {
+    const Buffer* hidden = nullptr;  // float [n_rows, n_embd]
+    Buffer* normed = nullptr;        // likewise: room
+    Buffer* query = nullptr;         // float [n_rows, q_dim]
+  };
+  Status Query(CommandList& list, uint32_t layer, uint32_t n_rows, const QueryPlace& place) const;
+  // Logits of the rows that WriteOutputs names, of a step of n_rows; 0: of the step before, whose rows are
+  // not known.
+  Status Head(CommandList& list, uint32_t n_rows, uint32_t n_outputs, const StepPlace& place) const;
   // Of the last step that recorded Head; valid until the next.
   std::span<const float> logits() const;
   // Those from `first_row` on to where they are wanted, capped where the model does that.
@@ -140,8 +135,6 @@ class StepCommands {
   StepCommands() = default;
   Status CreateBuffers(Device& device);
   uint32_t n_logits_rows() const { return std::min(n_rows_, kMaxOutputRows); }
-  Status AttentionNorm(CommandList& list, uint32_t layer, uint32_t n_rows, const Buffer& hidden,
-                       Buffer* out) const;
   // Rotations of one kind of layers.
   struct Turns {
     RopeTable rope;
@@ -149,8 +142,10 @@ class StepCommands {
   };
   static Turns MakeTurns(const RopeConfig& rope, uint32_t n_ctx);
   static void WriteAngles(const Turns& turns, std::span<const StepRow> rows, Buffer* angles);
-  Status Qkv(CommandList& list, uint32_t layer, uint32_t n_rows, Buffer* qkv) const;
-  Status GateProduct(CommandList& list, uint32_t layer, uint32_t n_rows) const;
+  InputNorm Norm(const std::unique_ptr<Buffer>& weight, Buffer* rows) const;
+  Status GateProduct(CommandList& list, uint32_t layer, uint32_t n_rows, const StepPlace& place,
+                     bool was_normed) const;
+  Status GatedProduct(CommandList& list, uint32_t layer, uint32_t n_rows, const Buffer* hidden) const;
   Status BlockOutput(CommandList& list, uint32_t layer, uint32_t n_rows, const StepPlace& place) const;
   Status FeedForward(CommandList& list, uint32_t layer, uint32_t n_rows, Buffer* hidden) const;
   Status Experts(CommandList& list, uint32_t layer, uint32_t n_rows, Buffer* hidden) const;

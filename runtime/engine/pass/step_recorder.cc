@@ -9,8 +9,8 @@ namespace kvrun {
 Result<ChoiceBuffers> ChoiceBuffers::Create(Device& device, const ModelConfig& config, uint32_t n_rows) {
   ChoiceBuffers buffers;
   const uint64_t rows = n_rows;
-  KVRUN_ASSIGN_OR_RETURN(buffers.later_normed, device.CreateBuffer(rows * config.n_embd * sizeof(float),
-                                                                   BufferUse::kDevice, "activations"));
+  KVRUN_ASSIGN_OR_RETURN(buffers.normed, device.CreateBuffer(rows * config.n_embd * sizeof(float),
+                                                             BufferUse::kDevice, "activations"));
   KVRUN_ASSIGN_OR_RETURN(buffers.query, device.CreateBuffer(rows * config.q_dim() * sizeof(float),
                                                             BufferUse::kDevice, "activations"));
   return buffers;
@@ -25,7 +25,7 @@ StepRecorder::StepRecorder(const StepCommands& commands, std::span<LookBack* con
       n_rows_(n_rows),
       place_(commands_.own()) {
   KVRUN_CHECK(parts.size() == 1 || parts.size() == n_rows);
-  KVRUN_CHECK(form_.lookahead <= 1);  // one later layer's norm is kept
+  KVRUN_CHECK(form_.lookahead <= 1);
   for (const LookBack* part : parts) KVRUN_CHECK(part->form() == form_);
 }
 
@@ -46,16 +46,15 @@ Result<StepLists> StepRecorder::Record(Device& device, uint32_t n_outputs) {
 }
 
 Status StepRecorder::RecordFirst(CommandList& list, uint32_t layer) {
-  if (layer > 0) return RecordChoice(list, layer, choice_.later_normed.get());
+  if (layer > 0) return RecordChoice(list, layer);
   KVRUN_RETURN_IF_ERROR(commands_.Embed(list, n_rows_, place_));
   KVRUN_RETURN_IF_ERROR(RecordStates(list, 0, model_layer(0)));
-  KVRUN_RETURN_IF_ERROR(RecordNorms(list, 0));
-  return RecordChoice(list, 0, commands_.normed());
+  return RecordChoice(list, 0);
 }
 
 Status StepRecorder::RecordLayer(CommandList& list, uint32_t layer, uint32_t n_outputs) {
   const bool is_last = layer + 1 == n_layers();
-  KVRUN_RETURN_IF_ERROR(commands_.Qkv(list, model_layer(layer), n_rows_));
+  KVRUN_RETURN_IF_ERROR(commands_.Qkv(list, model_layer(layer), n_rows_, place_));
   if (!form_.is_one_list) KVRUN_RETURN_IF_ERROR(list.AwaitHost());
   for (uint32_t i = 0; i < parts_.size(); ++i) {
     BeginStrand(list);
@@ -67,11 +66,9 @@ Status StepRecorder::RecordLayer(CommandList& list, uint32_t layer, uint32_t n_o
   EndStrands(list);
   KVRUN_RETURN_IF_ERROR(commands_.AfterAttention(list, model_layer(layer), n_rows_, place_));
   KVRUN_RETURN_IF_ERROR(RecordStates(list, model_layer(layer) + 1, model_layer(layer + 1)));
-  if (is_last) return n_outputs > 0 ? commands_.Head(list, n_outputs, place_) : Status::Ok();
+  if (is_last) return n_outputs > 0 ? commands_.Head(list, n_rows_, n_outputs, place_) : Status::Ok();
   KVRUN_RETURN_IF_ERROR(parts_.front()->RecordInput(list, layer + 1));
-  KVRUN_RETURN_IF_ERROR(RecordNorms(list, layer + 1));
-  return RecordChoice(list, layer + 1 + form_.lookahead,
-                      form_.lookahead == 0 ? commands_.normed() : choice_.later_normed.get());
+  return RecordChoice(list, layer + 1 + form_.lookahead);
 }
 
 Status StepRecorder::RecordStates(CommandList& list, uint32_t begin, uint32_t end) {
@@ -94,19 +91,10 @@ Status StepRecorder::RecordStates(CommandList& list, uint32_t begin, uint32_t en
   return Status::Ok();
 }
 
-// Of hidden states as they are now: what begins a layer, and the choice of a later one.
-Status StepRecorder::RecordNorms(CommandList& list, uint32_t layer) {
-  const uint32_t later = layer + form_.lookahead;
-  if (!form_.scores || later == layer || later >= n_layers()) {
-    return commands_.AttentionNorm(list, model_layer(layer), n_rows_);
-  }
-  return commands_.AttentionNorms(list, model_layer(layer), model_layer(later), n_rows_,
-                                  choice_.later_normed.get());
-}
-
-Status StepRecorder::RecordChoice(CommandList& list, uint32_t layer, const Buffer* normed) {
+Status StepRecorder::RecordChoice(CommandList& list, uint32_t layer) {
   if (!form_.scores || layer >= n_layers()) return Status::Ok();
-  KVRUN_RETURN_IF_ERROR(commands_.Query(list, model_layer(layer), n_rows_, *normed, choice_.query.get()));
+  KVRUN_RETURN_IF_ERROR(commands_.Query(list, model_layer(layer), n_rows_,
+                                        {place_.hidden, choice_.normed.get(), choice_.query.get()}));
   for (uint32_t i = 0; i < parts_.size(); ++i) {
     LookBack& part = *parts_[i];
     BeginStrand(list);

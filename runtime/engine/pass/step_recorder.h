@@ -21,8 +21,9 @@ using StepLists = std::vector<std::unique_ptr<CommandList>>;
 
 // Activations of a later layer's choice, for as many rows as a step may have.
 struct ChoiceBuffers {
-  std::unique_ptr<Buffer> later_normed;  // float [rows, n_embd]; null where nothing is scored
-  std::unique_ptr<Buffer> query;         // float [rows, q_dim]
+  // Null where nothing is scored.
+  std::unique_ptr<Buffer> normed;  // float [rows, n_embd]: room
+  std::unique_ptr<Buffer> query;   // float [rows, q_dim]
 
   static Result<ChoiceBuffers> Create(Device& device, const ModelConfig& config, uint32_t n_rows);
 };
@@ -42,8 +43,8 @@ class StepRecorder {
   Status RecordLayer(CommandList& list, uint32_t layer, uint32_t n_outputs);
   // Of the model's layers, those before this one which the lists so far have not computed.
   Status RecordStates(CommandList& list, uint32_t begin, uint32_t end);
-  Status RecordNorms(CommandList& list, uint32_t layer);
-  Status RecordChoice(CommandList& list, uint32_t layer, const Buffer* normed);
+  // Of a layer, by hidden states as they are now.
+  Status RecordChoice(CommandList& list, uint32_t layer);
   // A row of a part, between the step's buffer and its own; nothing where they are one.
   struct RowOf {
     Buffer* buffer = nullptr;

@@ -115,7 +115,8 @@ Status ResidentForwardPass::RecordAttention(CommandList& list, const StepShape& 
     KVRUN_RETURN_IF_ERROR(list.GatherRows(*commands_.hidden(), *commands_.step(), 1,
                                           commands_.config().n_embd, inputs_[nth].get()));
   }
-  KVRUN_RETURN_IF_ERROR(commands_.BeforeAttention(list, layer, shape.n_rows, commands_.own()));
+  KVRUN_RETURN_IF_ERROR(commands_.Qkv(list, layer, shape.n_rows, commands_.own()));
+  if (!shape.of_prompt) return list.AttendNew(attention);
   KVRUN_RETURN_IF_ERROR(list.RopeAndStore(attention));
   if (!sums_.empty() && shape.of_prompt && shape.n_rows > 1) {
     KVRUN_RETURN_IF_ERROR(sums_[nth].Record(list, commands_, *commands_.qkv(), shape.n_rows,
@@ -142,9 +143,7 @@ Status ResidentForwardPass::Begin(const StepRow& row) {
 }
 
 Status ResidentForwardPass::RecordAttention(CommandList& list, uint32_t layer, uint32_t n_rows) {
-  const AttentionArgs attention = Attention({.n_rows = n_rows}, layer);
-  KVRUN_RETURN_IF_ERROR(list.RopeAndStore(attention));
-  return list.Attend(attention);
+  return list.AttendNew(Attention({.n_rows = n_rows}, layer));
 }
 
 Result<CommandList*> ResidentForwardPass::ListFor(const StepShape& shape) {
@@ -161,7 +160,9 @@ Result<CommandList*> ResidentForwardPass::ListFor(const StepShape& shape) {
       KVRUN_RETURN_IF_ERROR(RecordLayer(*list, shape, i));
     }
   }
-  if (shape.n_outputs > 0) KVRUN_RETURN_IF_ERROR(commands_.Head(*list, shape.n_outputs, commands_.own()));
+  if (shape.n_outputs > 0) {
+    KVRUN_RETURN_IF_ERROR(commands_.Head(*list, shape.n_rows, shape.n_outputs, commands_.own()));
+  }
   KVRUN_RETURN_IF_ERROR(list->Finish());
   if (lists_.size() >= kMaxRecordedLists) lists_.pop_back();
   lists_.emplace_front(shape, std::move(list));
