@@ -128,8 +128,9 @@ Status PlanMemory(const DeviceFacts& facts, DevicePlan& plan) {
   const auto upload = ChooseMemory(facts, kVisible, {{kLocal, near}, {kCoherent, 4}, {kCached, -2}});
   const auto readback = ChooseMemory(facts, kVisible, {{kCached, 16}, {kLocal, near}, {kCoherent, 4}});
   // The CPU reads it too, which takes far longer without a cache (docs/measurements/gpu.md). Where
-  // what is cached is not coherent, it is rather not cached.
-  const auto shared = ChooseMemory(facts, kVisible, {{kCoherent, 16}, {kCached, 8}, {kLocal, near}});
+  // what is cached is not coherent, it is rather not cached. Cached counts for more than local: drivers
+  // of APUs call what is cached the CPU's, though it is the same memory.
+  const auto shared = ChooseMemory(facts, kVisible, {{kCoherent, 32}, {kCached, 16}, {kLocal, near}});
   if (!local || !upload || !readback || !shared) {
     return Unusable(facts, "it has no memory that the host can see");
   }

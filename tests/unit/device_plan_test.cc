@@ -8,24 +8,16 @@
 
 #include "platform/base/units.h"
 #include "platform/vulkan/quirks.h"
+#include "tests/support/recorded_devices.h"
 
 namespace kvrun {
 namespace {
 
-const char* const kDevices[] = {"adreno_660", "adreno_740", "adreno_830",  "adreno_840", "mali_g57",
-                                "mali_g710",  "mali_g720",  "jetson_orin", "rtx_4090",   "radeon_rx_6700_xt"};
+using testing::kDevices;
 
-DeviceFacts Load(const std::string& name) {
-  auto facts = LoadDeviceFacts(std::string(KVRUN_SOURCE_DIR) + "/tests/data/device_facts/" + name + ".json");
-  EXPECT_TRUE(facts.ok()) << facts.status().message();
-  return facts.ok() ? *facts : DeviceFacts{};
-}
+DeviceFacts Load(const std::string& name) { return testing::RecordedFacts(name); }
 
-DevicePlan Plan(const DeviceFacts& facts) {
-  auto plan = PlanDevice(facts, {});
-  EXPECT_TRUE(plan.ok()) << plan.status().message();
-  return plan.ok() ? *plan : DevicePlan{};
-}
+DevicePlan Plan(const DeviceFacts& facts) { return testing::PlanOfFacts(facts); }
 
 bool HasQuirk(const DevicePlan& plan, std::string_view name) {
   return std::find(plan.quirks.begin(), plan.quirks.end(), name) != plan.quirks.end();
@@ -67,9 +59,20 @@ TEST_P(EveryDevice, PlanIsWithinTheDevice) {
   }
   EXPECT_TRUE(plan.device_local.device_local);
   EXPECT_TRUE(plan.upload.host_visible && plan.readback.host_visible && plan.shared.host_visible);
-  EXPECT_FALSE(plan.upload.cached);
-  EXPECT_TRUE(plan.readback.cached);
+  // As the CPU wants it, wherever there is such memory; Vulkan promises what is coherent alone.
+  const auto has_visible = [&facts](uint32_t wanted, uint32_t unwanted) {
+    return std::any_of(
+        facts.memory_types.begin(), facts.memory_types.end(), [&](const MemoryTypeFacts& type) {
+          const uint32_t all = wanted | VK_MEMORY_PROPERTY_HOST_VISIBLE_BIT;
+          return (type.flags & ~0xfu) == 0 && (type.flags & all) == all && (type.flags & unwanted) == 0;
+        });
+  };
+  EXPECT_EQ(plan.upload.cached, !has_visible(0, VK_MEMORY_PROPERTY_HOST_CACHED_BIT));
+  EXPECT_EQ(plan.readback.cached, has_visible(VK_MEMORY_PROPERTY_HOST_CACHED_BIT, 0));
   EXPECT_TRUE(plan.shared.coherent);
+  EXPECT_EQ(plan.shared.cached,
+            has_visible(VK_MEMORY_PROPERTY_HOST_CACHED_BIT | VK_MEMORY_PROPERTY_HOST_COHERENT_BIT, 0));
+  EXPECT_EQ(plan.use_timeline, facts.timeline);
   EXPECT_TRUE(plan.timestamps);
 }
 
@@ -199,6 +202,122 @@ TEST(DevicePlan, ADiscreteGpuWhoseMemoryIsAllVisibleSharesTheCpus) {
   EXPECT_TRUE(plan.shared.cached && plan.shared.coherent);
   EXPECT_FALSE(plan.shared.device_local || plan.upload.device_local || plan.readback.device_local);
   EXPECT_EQ(plan.required_subgroup_width, 64u);
+}
+
+// A Raspberry Pi 5 has one memory type for all: its CPU reads without a cache, and a note says so.
+TEST(DevicePlan, V3dHasOneMemoryTypeAndEightBuffers) {
+  const DeviceFacts facts = Load("raspberry_pi_5_v3d");
+  ASSERT_EQ(facts.memory_types.size(), 1u);
+  const DevicePlan plan = Plan(facts);
+  EXPECT_TRUE(plan.unified_memory);
+  for (const MemoryUse* use : {&plan.device_local, &plan.upload, &plan.readback, &plan.shared}) {
+    EXPECT_TRUE(use->device_local && use->host_visible && use->coherent);
+    EXPECT_FALSE(use->cached);
+  }
+  EXPECT_NE(
+      std::find(plan.notes.begin(), plan.notes.end(), "no cached host memory: reading results back is slow"),
+      plan.notes.end());
+  EXPECT_EQ(plan.max_storage_buffers, 8u);  // of a stage; a set may have more
+  EXPECT_EQ(plan.max_workgroup_invocations, 256u);
+  EXPECT_EQ(plan.max_shared_memory_bytes, 16 * kKiB);
+  EXPECT_EQ(plan.max_push_constants_bytes, 128u);
+  EXPECT_EQ(plan.non_coherent_atom_bytes, 256u);
+  EXPECT_EQ(plan.subgroup_width, 16u);
+  EXPECT_FALSE(plan.use_float16 || plan.use_int8 || plan.use_int16);
+  EXPECT_TRUE(plan.use_timeline);
+}
+
+// Its driver of 2023 offered no other subgroup operations than the basic ones.
+TEST(DevicePlan, AnOldV3dDriverHasNoSubgroups) {
+  const DevicePlan plan = Plan(*ClampFacts(Load("raspberry_pi_5_v3d"), "subgroup_ops=1"));
+  EXPECT_FALSE(plan.use_subgroup_shuffle);
+  EXPECT_EQ(plan.subgroup_width, 0u);
+}
+
+TEST(DevicePlan, TurnipHasNoneOfTheProprietaryDriversBugs) {
+  const DevicePlan plan = Plan(Load("turnip_adreno_740"));
+  EXPECT_TRUE(plan.quirks.empty());
+  EXPECT_FALSE(plan.split_submits);
+  EXPECT_EQ(plan.subgroup_width, 128u);
+  EXPECT_EQ(plan.required_subgroup_width, 128u);  // it would vary from 64
+  EXPECT_EQ(plan.max_workgroup_invocations, 2048u);
+  EXPECT_EQ(plan.max_workgroup_size_x, 1024u);
+  EXPECT_EQ(plan.max_binding_bytes, 128 * kMiB);
+  EXPECT_EQ(plan.storage_offset_alignment_bytes, 4u);
+  EXPECT_TRUE(plan.shared.cached && plan.shared.coherent);
+  EXPECT_EQ(plan.max_texels, 0u) << "a GPU's texels are not measured";
+}
+
+TEST(DevicePlan, Adreno750IsAsThe740) {
+  const DevicePlan plan = Plan(Load("adreno_750"));
+  EXPECT_EQ(plan.quirks, std::vector<std::string>{"adreno-long-dispatch"});
+  EXPECT_TRUE(plan.shared.cached && plan.shared.coherent);
+  EXPECT_EQ(plan.required_subgroup_width, 64u);
+}
+
+// A Pixel, and an RK3588 with Mesa's driver.
+TEST(DevicePlan, WhereCachedIsNotCoherentWhatBothUseIsNotCached) {
+  for (const char* name : {"mali_g715", "panvk_mali_g610"}) {
+    const DevicePlan plan = Plan(Load(name));
+    EXPECT_TRUE(plan.shared.coherent && plan.upload.coherent) << name;
+    EXPECT_FALSE(plan.shared.cached) << name;
+    EXPECT_TRUE(plan.readback.cached) << name;
+    EXPECT_FALSE(plan.readback.coherent) << name;
+    EXPECT_EQ(plan.subgroup_width, 16u) << name;
+  }
+  EXPECT_TRUE(HasQuirk(Plan(Load("mali_g715")), "mali-shared-memory"));
+  EXPECT_TRUE(Plan(Load("panvk_mali_g610")).quirks.empty()) << "those are of Arm's own driver";
+  // Some kernels map none of its memory as cached.
+  DeviceFacts older = Load("panvk_mali_g610");
+  older.memory_types = {{0, 1}, {0, 7}};
+  EXPECT_FALSE(Plan(older).readback.cached);
+}
+
+TEST(DevicePlan, OrinNanoIsAsOrinWithLessMemory) {
+  const DeviceFacts nano = Load("jetson_orin_nano");
+  const DeviceFacts orin = Load("jetson_orin");
+  EXPECT_LT(nano.memory_heaps.front().size_bytes, orin.memory_heaps.front().size_bytes);
+  const DevicePlan plan = Plan(nano);
+  EXPECT_TRUE(plan.unified_memory && plan.shared.cached && plan.use_external_memory_host);
+  EXPECT_EQ(plan.queue_family, Plan(orin).queue_family);
+}
+
+// It varies from 8 to 32: the width that is reported is asked for.
+TEST(DevicePlan, IntelAsksForItsSubgroupWidth) {
+  for (const char* name : {"intel_iris_xe", "intel_rpl_s", "intel_uhd_630"}) {
+    const DevicePlan plan = Plan(Load(name));
+    EXPECT_TRUE(plan.unified_memory) << name;
+    EXPECT_EQ(plan.subgroup_width, 32u) << name;
+    EXPECT_EQ(plan.required_subgroup_width, 32u) << name;
+    EXPECT_TRUE(plan.use_full_subgroups) << name;
+    EXPECT_TRUE(plan.shared.cached && plan.shared.coherent && plan.shared.device_local) << name;
+    EXPECT_EQ(plan.readback.type_index, plan.shared.type_index) << name;
+  }
+  EXPECT_FALSE(Plan(Load("intel_iris_xe")).upload.cached);
+  EXPECT_TRUE(Plan(Load("intel_uhd_630")).upload.cached) << "there is one type";
+  EXPECT_FALSE(Plan(Load("intel_uhd_630")).use_integer_dot);
+}
+
+// RADV divides an APU's one memory into a CPU's heap, cached, and a larger one of the GPU, which is not.
+TEST(DevicePlan, AnApuSharesWhatTheCpuCaches) {
+  const DeviceFacts facts = Load("radeon_780m");
+  const DevicePlan plan = Plan(facts);
+  EXPECT_TRUE(plan.unified_memory);
+  EXPECT_TRUE(plan.shared.cached && plan.shared.coherent);
+  EXPECT_TRUE(plan.readback.cached);
+  EXPECT_TRUE(plan.upload.device_local && plan.device_local.device_local);
+  EXPECT_LT(facts.memory_heaps[plan.shared.heap_index].size_bytes,
+            facts.memory_heaps[plan.device_local.heap_index].size_bytes);
+  EXPECT_EQ(plan.required_subgroup_width, 64u);
+}
+
+TEST(DevicePlan, WithoutTimelineSemaphoresThereAreFences) {
+  const DevicePlan plan = Plan(Load("adreno_620"));
+  EXPECT_FALSE(plan.use_timeline);
+  EXPECT_NE(std::find(plan.notes.begin(), plan.notes.end(), "no timeline semaphores: one fence per submit"),
+            plan.notes.end());
+  EXPECT_EQ(plan.required_subgroup_width, 64u);  // it would vary up to 128
+  EXPECT_FALSE(plan.use_full_subgroups || plan.use_storage_8bit || plan.use_storage_16bit);
 }
 
 TEST(DevicePlan, UnusableDevicesSayWhy) {
