@@ -130,6 +130,12 @@ class KernelsOf {
                          n_tokens, n_tokens > 1)
                 .kernel;
         CheckSubgroupKernel(kernel);
+        AttentionArgs args;
+        args.kv_shape = {KvType::kF16, n_tokens, kModelKvHeads, head_dim, n_ctx};
+        args.n_heads = kModelHeads;
+        args.n_tokens = n_tokens;
+        args.rotary_dim = head_dim;
+        if (const auto choice = ChooseAttendNew(plan_, false, args)) CheckSubgroupKernel(choice->kernel);
       }
       CheckKernel(
           ChooseRopeAndEncode(plan_, false, {KvType::kInt8, KvType::kInt4, kModelKvHeads, head_dim, 4}, true,
@@ -211,7 +217,7 @@ TEST_P(EveryDeviceKernels, AreTheFloorsWithoutSubgroups) {
 
 // What plans compare max_storage_buffers with is what the binaries bind.
 TEST(DeviceKernels, ThatDoMoreAtOnceBindWhatPlansCount) {
-  EXPECT_EQ(StorageBuffers("rms_norms_f32_wide"), kRmsNormsBuffers);
+  EXPECT_EQ(StorageBuffers("attend_new4_f16_subgroup"), kAttendNewBuffers);
   EXPECT_EQ(StorageBuffers("rotate_project_query_f32_wide"), kRotateProjectBuffers);
   EXPECT_EQ(StorageBuffers("project_score_rows9_int4_wide"), kProjectScoreBuffers);
   EXPECT_EQ(StorageBuffers("attend_sources4_int8_int4_subgroup"), kAttendSourcesBuffers);
@@ -219,32 +225,37 @@ TEST(DeviceKernels, ThatDoMoreAtOnceBindWhatPlansCount) {
 
 TEST(DeviceKernels, V3dUsesEightBuffers) {
   const DevicePlan plan = RecordedPlan("raspberry_pi_5_v3d");
-  EXPECT_GE(plan.max_storage_buffers, kRmsNormsBuffers);
+  AttentionArgs attention;
+  attention.kv_shape = {KvType::kF16, 1, kModelKvHeads, 64, 8192};
+  attention.n_heads = kModelHeads;
+  attention.n_tokens = 1;
+  attention.rotary_dim = 64;
+  EXPECT_TRUE(ChooseAttendNew(plan, false, attention).has_value());
   const auto scores = ScoreVariants(plan, ModelScores(64, 64, {}));
   EXPECT_NE(std::find(scores.begin(), scores.end(), "rotate_project_query_f32_wide"), scores.end());
-  // Sources of slots are attended one by one: together they bind ten.
+  // Sources of slots are attended one by one: together they bind thirteen.
   const AttendSlotsPlan slots = PlanAttendSlots(plan, false, ModelSlots(64, 3));
   EXPECT_FALSE(slots.merged.has_value());
   EXPECT_EQ(slots.sources[0].choice.kernel.variant, "attend_slots4_int8_int4_subgroup");
   EXPECT_EQ(slots.sources[2].choice.kernel.variant, "attend_slots4_f16_subgroup");
   const KernelChoice product = ChooseMatMul(plan, false, TensorType::kQ4_0, 2048, 2048, 1);
-  EXPECT_EQ(product.variant, "matvec1_q4_0_subgroup");
-  EXPECT_EQ(product.constants, (std::vector<uint32_t>{16, 4, 1, 64}));
-  EXPECT_EQ(product.groups[0], 128U);
+  EXPECT_EQ(product.variant, "matvec2_q4_0_floor");
+  EXPECT_EQ(product.constants, (std::vector<uint32_t>{8, 0, 1, 256, 0}));
+  EXPECT_EQ(product.groups[0], 32U);
 }
 
-TEST(DeviceKernels, SourcesAreAttendedTogetherByThoseOfTenBuffers) {
+TEST(DeviceKernels, SourcesAreAttendedTogetherByThoseOfThirteenBuffers) {
   for (const char* name : {"adreno_750", "turnip_adreno_740", "mali_g715", "panvk_mali_g610",
                            "jetson_orin_nano", "intel_iris_xe", "radeon_780m", "adreno_620"})
     EXPECT_TRUE(PlanAttendSlots(RecordedPlan(name), false, ModelSlots(128, 4)).merged.has_value()) << name;
 }
 
-// As wide as a workgroup may be here: one subgroup.
-TEST(DeviceKernels, TurnipsSubgroupIsAWorkgroup) {
+// Turnip's subgroups have 128 lanes.
+TEST(DeviceKernels, ProductsOfOneTokenDoNotDependOnSubgroups) {
   const DevicePlan plan = RecordedPlan("turnip_adreno_740");
   const KernelChoice product = ChooseMatMul(plan, false, TensorType::kQ4_0, 4096, 4096, 1);
-  EXPECT_EQ(product.constants, (std::vector<uint32_t>{128, 1, 1, 128}));
-  EXPECT_EQ(product.groups[0], 32U);
+  EXPECT_EQ(product.constants, (std::vector<uint32_t>{16, 0, 1, 512, 0}));
+  EXPECT_EQ(product.groups[0], 64U);
   const KvShape kv = {KvType::kF16, 1, kModelKvHeads, 64, 8192};
   EXPECT_EQ(ChooseAttend(plan, false, kv, kModelHeads, 1, true).kernel.variant, "attend4_f16_subgroup");
 }
