@@ -33,6 +33,9 @@ layout(push_constant) uniform Params { MatMulParams p; };
 READ_ONLY(1, inputs)
 layout(set = 0, binding = 2, std430) buffer Output { float result[]; };
 READ_ONLY(3, constants)  // the norm's weights, biases, or both in turn
+#ifdef PATH_SUBGROUP
+#define MAY_BRANCH 1
+#endif
 #include "include/product_input.glsl"
 
 // With one token a weight is used once: cheaper to scale each block's dot product than each weight.

@@ -26,6 +26,7 @@ layout(push_constant) uniform Params { MatMulParams p; };
 READ_ONLY(1, inputs)
 layout(set = 0, binding = 2, std430) buffer Output { float result[]; };
 READ_ONLY(3, constants)  // the norm's weights, biases, or both in turn
+#define MAY_BRANCH 1
 #include "include/product_input.glsl"
 
 #define LANES KVRUN_ROW_INTERLEAVE

@@ -72,53 +72,51 @@ Status Timeline::Submit(std::span<const VkCommandBuffer> commands, uint64_t sign
 
 Status Timeline::SubmitWithSemaphore(std::span<const VkCommandBuffer> commands, uint64_t signal_value,
                                      std::optional<TimelinePoint> wait) {
+  if (commands.size() <= 1) {
+    const TimelineWork work{commands.empty() ? VK_NULL_HANDLE : commands[0], signal_value, wait};
+    return SubmitAll({&work, 1});
+  }
   std::vector<TimelineWork> works;
   for (const VkCommandBuffer buffer : commands) works.push_back({buffer, 0, std::nullopt});
-  if (works.empty()) works.push_back({});
   works.front().wait = wait;
   works.back().value = signal_value;
   return SubmitAll(works);
 }
 
 Status Timeline::SubmitAll(std::span<const TimelineWork> works) {
-  // What the driver reads lies in these, which keep their places.
-  struct Parts {
-    VkSemaphore waited = VK_NULL_HANDLE;
-    VkTimelineSemaphoreSubmitInfo values{};
-  };
   const VkSemaphore signalled = semaphore_.get();
   const VkPipelineStageFlags stages = VK_PIPELINE_STAGE_ALL_COMMANDS_BIT;
-  std::vector<Parts> parts(works.size());
-  std::vector<VkSubmitInfo> submits(works.size());
+  const std::lock_guard lock(mutex_);  // values reach the queue in order
+  // What the driver reads keeps its place, and its memory from step to step.
+  semaphore_infos_.assign(works.size(), {});
+  submits_.assign(works.size(), {});
+  waited_.assign(works.size(), VK_NULL_HANDLE);
   for (size_t i = 0; i < works.size(); ++i) {
     const TimelineWork& work = works[i];
-    VkTimelineSemaphoreSubmitInfo& values = parts[i].values;
-    VkSubmitInfo& submit = submits[i];
+    VkTimelineSemaphoreSubmitInfo& values = semaphore_infos_[i];
+    VkSubmitInfo& submit = submits_[i];
     values.sType = VK_STRUCTURE_TYPE_TIMELINE_SEMAPHORE_SUBMIT_INFO;
     submit.sType = VK_STRUCTURE_TYPE_SUBMIT_INFO;
     submit.pNext = &values;
     submit.commandBufferCount = work.commands != VK_NULL_HANDLE ? 1 : 0;
     submit.pCommandBuffers = &work.commands;
     if (work.value != 0) {
+      KVRUN_RETURN_IF_ERROR(Advance(work.value));
       values.signalSemaphoreValueCount = 1;
       values.pSignalSemaphoreValues = &work.value;
       submit.signalSemaphoreCount = 1;
       submit.pSignalSemaphores = &signalled;
     }
     if (work.wait) {
-      parts[i].waited = work.wait->timeline->semaphore_.get();
+      waited_[i] = work.wait->timeline->semaphore_.get();
       values.waitSemaphoreValueCount = 1;
       values.pWaitSemaphoreValues = &work.wait->value;
       submit.waitSemaphoreCount = 1;
-      submit.pWaitSemaphores = &parts[i].waited;
+      submit.pWaitSemaphores = &waited_[i];
       submit.pWaitDstStageMask = &stages;
     }
   }
-  const std::lock_guard lock(mutex_);  // values reach the queue in order
-  for (const TimelineWork& work : works) {
-    if (work.value != 0) KVRUN_RETURN_IF_ERROR(Advance(work.value));
-  }
-  return device_->Submit(submits, VK_NULL_HANDLE, "cannot submit work to the device");
+  return device_->Submit(submits_, VK_NULL_HANDLE, "cannot submit work to the device");
 }
 
 Status Timeline::SubmitWithFence(std::span<const VkCommandBuffer> commands, uint64_t signal_value,

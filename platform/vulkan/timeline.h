@@ -85,6 +85,11 @@ class Timeline {
   std::mutex mutex_;
   uint64_t last_value_ = 0;  // the latest of Submit and Signal
 
+  // Semaphores only, of SubmitAll: what the driver reads.
+  std::vector<VkTimelineSemaphoreSubmitInfo> semaphore_infos_;
+  std::vector<VkSubmitInfo> submits_;
+  std::vector<VkSemaphore> waited_;
+
   // Fences only.
   std::condition_variable changed_;  // a fence was submitted, or completed_ has grown
   uint64_t completed_ = 0;

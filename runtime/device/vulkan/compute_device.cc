@@ -294,56 +294,66 @@ Result<std::unique_ptr<CommandList>> VulkanComputeDevice::CreateCommandList() {
   return std::unique_ptr<CommandList>(std::move(list));
 }
 
-Status VulkanComputeDevice::BeginSubmission(const Submission& submission, std::vector<TimelineWork>* works) {
-  auto& list = static_cast<VulkanCommandList&>(*submission.list);
+Result<uint64_t> VulkanComputeDevice::BeginSubmission(VulkanCommandList& list) {
   KVRUN_RETURN_IF_ERROR(list.FlushUploads());
   const std::lock_guard lock(mutex_);
   // The list would write over its times. It has run to its end, so the driver has them.
   KVRUN_RETURN_IF_ERROR(TakeTimesOf(list));
-  for (const VkCommandBuffer& commands : list.parts()) {
-    works->push_back({commands, ++last_value_, std::nullopt});
-    if (&commands == list.parts().data() && submission.wait_host != 0)
-      works->back().wait = TimelinePoint{host_timeline_.get(), submission.wait_host};
-  }
+  last_value_ += list.parts().size();
   submitted_.push_back({last_value_, &list});
   work_counts_.lists += 1;
   work_counts_.dispatches += list.n_dispatches();
   work_counts_.barriers += list.n_barriers();
-  return Status::Ok();
+  return last_value_;
+}
+
+TimelineWork VulkanComputeDevice::PartOf(const VulkanCommandList& list, size_t part, uint64_t list_value,
+                                         uint64_t wait_host) const {
+  TimelineWork work{list.parts()[part], list_value - (list.parts().size() - 1 - part), std::nullopt};
+  if (part == 0 && wait_host != 0) work.wait = TimelinePoint{host_timeline_.get(), wait_host};
+  return work;
 }
 
 Result<uint64_t> VulkanComputeDevice::Submit(CommandList& list, uint64_t wait_host) {
-  std::vector<TimelineWork> works;
-  KVRUN_RETURN_IF_ERROR(BeginSubmission({&list, wait_host}, &works));
+  auto& vulkan_list = static_cast<VulkanCommandList&>(list);
+  KVRUN_ASSIGN_OR_RETURN(const uint64_t value, BeginSubmission(vulkan_list));
   // Not under the mutex: with fences this waits, and whoever signals may have to wait for earlier work first.
-  for (const TimelineWork& work : works) {
+  for (size_t part = 0; part < vulkan_list.parts().size(); ++part) {
+    const TimelineWork work = PartOf(vulkan_list, part, value, wait_host);
     const Status status = timeline_->Submit({&work.commands, 1}, work.value, work.wait);
     if (!status.ok()) {
-      Forget(static_cast<VulkanCommandList&>(list));
+      Forget(vulkan_list);
       return status;
     }
   }
-  return works.back().value;
+  return value;
 }
 
 Status VulkanComputeDevice::SubmitAll(std::span<const Submission> submissions,
                                       const std::function<void(size_t, uint64_t)>& submitted) {
   if (!timeline_->uses_semaphore()) return Device::SubmitAll(submissions, submitted);
-  std::vector<TimelineWork> works;
-  std::vector<uint64_t> values;
+  const std::lock_guard lock(submit_mutex_);
+  works_.clear();
   Status status = Status::Ok();
   for (const Submission& submission : submissions) {
-    status = BeginSubmission(submission, &works);
+    auto& list = static_cast<VulkanCommandList&>(*submission.list);
+    const Result<uint64_t> value = BeginSubmission(list);
+    status = value.status();
     if (!status.ok()) break;
-    values.push_back(works.back().value);
+    for (size_t part = 0; part < list.parts().size(); ++part)
+      works_.push_back(PartOf(list, part, *value, submission.wait_host));
   }
-  if (status.ok()) status = timeline_->SubmitAll(works);
+  if (status.ok()) status = timeline_->SubmitAll(works_);
   if (!status.ok()) {
     for (const Submission& submission : submissions)
       Forget(static_cast<VulkanCommandList&>(*submission.list));
     return status;
   }
-  for (size_t i = 0; i < values.size(); ++i) submitted(i, values[i]);
+  size_t end = 0;
+  for (size_t i = 0; i < submissions.size(); ++i) {
+    end += static_cast<VulkanCommandList&>(*submissions[i].list).parts().size();
+    submitted(i, works_[end - 1].value);
+  }
   return Status::Ok();
 }
 

@@ -156,8 +156,10 @@ class VulkanComputeDevice : public Device {
                                                   std::string_view part, uint64_t alignment_bytes);
   // Copies into device memory that the host may not see.
   Status CopyToDevice(std::span<const std::byte> bytes, const DeviceBuffer& to, uint64_t offset_bytes);
-  // A list's part in what is about to be submitted.
-  Status BeginSubmission(const Submission& submission, std::vector<TimelineWork>* works);
+  // Of a list that is about to be submitted: the value of its last part.
+  Result<uint64_t> BeginSubmission(VulkanCommandList& list);
+  TimelineWork PartOf(const VulkanCommandList& list, size_t part, uint64_t list_value,
+                      uint64_t wait_host) const;
   // With profile, of a list that was waited for and whose times are still to be read. Under mutex_.
   Status TakeTimesOf(const VulkanCommandList& list);
   Status FillSlice(MatrixSlice& slice, std::span<const MatrixSource> sources);
@@ -175,6 +177,9 @@ class VulkanComputeDevice : public Device {
     uint64_t value = 0;
     VulkanCommandList* list = nullptr;
   };
+  std::mutex submit_mutex_;          // guards works_
+  std::vector<TimelineWork> works_;  // of SubmitAll: keeps its memory from step to step
+
   std::mutex mutex_;  // guards what follows
   uint64_t last_value_ = 0;
   uint64_t last_host_value_ = 0;

@@ -1,6 +1,9 @@
 #include "runtime/engine/offloaded/compute_step.h"
 
-#include <vector>
+#include <algorithm>
+#include <array>
+#include <functional>
+#include <span>
 
 namespace kvrun {
 namespace {
@@ -23,15 +26,22 @@ Status Submit(Device& device, const StepLists& lists, const StepForm& form,
       for (uint32_t i = 0; i < CountLayers(lists, form); ++i) KVRUN_RETURN_IF_ERROR(records->FetchLayer(i));
     }
   }
-  std::vector<Device::Submission> submissions;
-  for (uint32_t i = 0; i < lists.size(); ++i) {
-    const bool waits = thread != nullptr && i > form.lookahead;
-    submissions.push_back({lists[i].get(), waits ? first_ready + i - 1 - form.lookahead : 0});
+  // A step allocates nothing: so many at a time, which is all of them in most models.
+  std::array<Device::Submission, 64> submissions;
+  Status status = Status::Ok();
+  for (size_t begin = 0; begin < lists.size() && status.ok(); begin += submissions.size()) {
+    const size_t n = std::min(submissions.size(), lists.size() - begin);
+    for (size_t i = 0; i < n; ++i) {
+      const size_t nth = begin + i;
+      const bool waits = thread != nullptr && nth > form.lookahead;
+      submissions[i] = {lists[nth].get(), waits ? first_ready + nth - 1 - form.lookahead : 0};
+    }
+    const auto submitted = [&](size_t i, uint64_t value) {
+      *last = value;
+      if (thread != nullptr) thread->Post(static_cast<uint32_t>(begin + i), value);
+    };
+    status = device.SubmitAll(std::span(submissions).first(n), std::ref(submitted));
   }
-  const Status status = device.SubmitAll(submissions, [&](size_t i, uint64_t value) {
-    *last = value;
-    if (thread != nullptr) thread->Post(static_cast<uint32_t>(i), value);
-  });
   if (!status.ok() && thread != nullptr) thread->Abandon();
   return status;
 }
