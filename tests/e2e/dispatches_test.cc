@@ -56,6 +56,25 @@ bool HasWideKernels(const Device& device) {
          plan.subgroup_width >= 8;
 }
 
+// What one layer more takes.
+Counts OfALayer(Device& device, SyntheticShape shape, const std::string& options) {
+  shape.n_layers = 3;
+  const Counts few = OfAToken(device, shape, options);
+  shape.n_layers = 4;
+  const Counts more = OfAToken(device, shape, options);
+  return {more.lists - few.lists, more.dispatches - few.dispatches, more.barriers - few.barriers};
+}
+
+// The heads of models of 1B and 3B; other columns change nothing of this.
+constexpr SyntheticShape WithHeads(uint32_t n_heads, uint32_t head_dim) {
+  SyntheticShape shape = kTinyShape;
+  shape.n_heads = n_heads;
+  shape.n_kv_heads = 8;
+  shape.head_dim = head_dim;
+  return shape;
+}
+constexpr SyntheticShape kModelHeads[] = {WithHeads(32, 64), WithHeads(24, 128)};
+
 class DispatchesTest : public OperationsTest {};
 
 INSTANTIATE_TEST_SUITE_P(Modes, DispatchesTest,
@@ -65,31 +84,36 @@ INSTANTIATE_TEST_SUITE_P(Modes, DispatchesTest,
 // A layer is five: Q, K and V with their norm; attention, which rotates and stores what is new; what brings
 // it back; gate and up, with their norm and their product; and down.
 TEST_P(DispatchesTest, FullTakesFiveALayer) {
-  for (const Device* device : devices_) {
-    const Counts counts = OfAToken(const_cast<Device&>(*device), kDeep, "");
-    EXPECT_EQ(counts.dispatches, (HasWideKernels(*device) ? 5U : 7U) * kDeep.n_layers + 2)
-        << device->info().name;
+  for (Device* device : devices_) {
+    const uint32_t of_a_layer = HasWideKernels(*device) ? 5 : 7;
+    const Counts counts = OfAToken(*device, kDeep, "");
+    EXPECT_EQ(counts.dispatches, of_a_layer * kDeep.n_layers + 2) << device->info().name;
     EXPECT_EQ(counts.lists, 1U);
     EXPECT_LE(counts.barriers, counts.dispatches);
+    for (const SyntheticShape& shape : kModelHeads) {
+      EXPECT_EQ(OfALayer(*device, shape, "").dispatches, of_a_layer) << device->info().name;
+    }
   }
 }
 
 // Own slots, the pool, a static set and the window; each layer predicts a later one's choice.
-TEST_P(DispatchesTest, KvswapTakesMore) {
+TEST_P(DispatchesTest, KvswapTakesSixMoreOrFiveOnACpu) {
+  const std::string options =
+      "--kv-method kvswap --kv-group 4 --kv-select 80 --kv-reuse 60 --kv-static 0.25 --kv-window 16 "
+      "--kv-sinks 4 --kv-rank 8 --kv-type ";
   for (Device* device : devices_) {
     if (!HasWideKernels(*device)) continue;
     const VulkanComputeDevice* vulkan = AsVulkan(*device);
+    const uint32_t of_a_layer = MayProjectInScores(vulkan->plan(), vulkan->is_cpu()) ? 10 : 11;
     for (const std::string types : {"int8,int4", "int4", "fp8"}) {
-      const Counts counts = OfAToken(
-          *device, kDeep,
-          "--kv-method kvswap --kv-group 4 --kv-select 80 --kv-reuse 60 --kv-static 0.25 --kv-window 16 "
-          "--kv-sinks 4 --kv-rank 8 --kv-type " +
-              types);
-      std::printf("%s %s: %d %d %d\n", device->info().name.c_str(), types.c_str(), int(counts.dispatches),
-                  int(counts.barriers), int(counts.lists));
-      EXPECT_LE(counts.dispatches,
-                2 + (MayProjectInScores(vulkan->plan(), vulkan->is_cpu()) ? 11U : 12U) * kDeep.n_layers)
-          << types;
+      const Counts counts = OfAToken(*device, kDeep, options + types);
+      EXPECT_EQ(counts.dispatches, of_a_layer * kDeep.n_layers + 2) << device->info().name << ", " << types;
+      EXPECT_EQ(counts.lists, kDeep.n_layers + 2);
+      EXPECT_LE(counts.barriers, counts.dispatches);
+    }
+    for (const SyntheticShape& shape : kModelHeads) {
+      EXPECT_EQ(OfALayer(*device, shape, options + "int8,int4").dispatches, of_a_layer)
+          << device->info().name;
     }
   }
 }

@@ -81,6 +81,7 @@ TEST(Doctor, ABrokenKernelIsCaughtByTheTestThatNamesIt) {
     const bool merges = plan.use_subgroup_shuffle && plan.subgroup_width >= 8 &&
                         plan.max_storage_buffers >= kAttendSourcesBuffers;
     if (merges) ExpectCaught(**device, checks, "attend_sources");
+    if (merges) ExpectCaught(**device, checks, "attend_new4_f16");
     const bool rotates = plan.max_storage_buffers >= kRotateProjectBuffers;
     ExpectCaught(**device, checks, rotates ? "rotate_project_query" : "project_query");
     const bool projects = MayProjectInScores(plan, (*device)->is_cpu());
@@ -113,7 +114,7 @@ TEST(Doctor, SubgroupsThatMiscalculateAreNotUsed) {
     EXPECT_FALSE((*wrong)->plan().use_subgroup_shuffle);
     EXPECT_NE((*wrong)->info().notes.at(0).find("off by one; a note"), std::string::npos);
     const DeviceCheck broken = [](VulkanComputeDevice& device) -> Result<std::string> {
-      for (const char* name : {"matvec_f32_subgroup", "matvec1_f32_subgroup", "matvec_f32_subgroup_texel"}) {
+      for (const char* name : {"matmul2_f32_subgroup", "matmul2_f32_subgroup_texel"}) {
         device.pipelines().OverrideShader(name, BreakShader(FindShader(name)->words));
       }
       return CheckSubgroups(device);
