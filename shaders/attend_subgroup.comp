@@ -63,12 +63,14 @@ vec4 STORED(vec4 x) { return vec4(unpackHalf2x16(packHalf2x16(x.xy)), unpackHalf
   subgroupMemoryBarrierShared(); \
   subgroupBarrier()
 #define QUERY_VECTOR(i) shared_queries[i]
+#define SHARE(v) shares[v]
 #include "include/last_workgroup.glsl"
 #include "include/new_entry.glsl"
 #include "include/join_parts.glsl"
 #else
 #define PART_WORD(value) (value)
 #define QUERY_VECTOR(i) qkv_vec4(i)
+#define SHARE(v) qkv_vec4(my_q + v * HALVES)
 #endif
 
 struct KvVector { vec4 part[HALVES]; };
@@ -196,6 +198,12 @@ void main() {
   }
 #endif
 
+#ifdef NEW_ENTRY
+  // What this lane hands out, in registers: shared memory is slow on CPUs.
+  vec4 shares[MOST_VECTORS / HALVES];
+  for (uint v = 0; v < VECTORS; ++v) shares[v] = shared_queries[my_q + v * HALVES];
+#endif
+
   const uint block = KEYS_PER_LANE * LANES;
 #ifdef NEW_ENTRY
   const uvec2 range = SplitRange(positions[0], positions[0] - 1, split, block);  // before the newest, which may be the first
@@ -215,7 +223,7 @@ void main() {
       [[unroll]] for (uint k = 0; k < KEYS_PER_LANE; ++k) keys[k] = LoadKv(key_index[k] + v);
 #if ROWS * HALVES > 4
       // More parts than the narrowest subgroup has lanes.
-      const vec4 share = QUERY_VECTOR(my_q + v * HALVES);
+      const vec4 share = SHARE(v);
       vec4 share_high = share;
       if (LANES < ROWS * HALVES) {
         const uint i = min(LANES + lane, ROWS * HALVES - 1);
@@ -226,7 +234,7 @@ void main() {
         share_high = QUERY_VECTOR(high_q + i % HALVES + v * HALVES);
       }
 #else
-      const vec4 share = QUERY_VECTOR(my_q + v * HALVES);
+      const vec4 share = SHARE(v);
       const vec4 share_high = share;
 #endif
       [[unroll]] for (uint r = 0; r < ROWS; ++r) {
